@@ -1,0 +1,27 @@
+"""Activations: every one that transformers knows, and those a user registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from transformers.activations import ACT2CLS, ACT2FN
+
+from bertblocks.registry import Registry, nearest
+
+ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
+register_activation = ACTIVATIONS.register
+
+
+def activation_names() -> list[str]:
+    return [*ACTIVATIONS.names(), *ACT2CLS]
+
+
+def get_activation(name: str) -> nn.Module:
+    """A fresh activation module by name."""
+    if name in ACTIVATIONS:
+        return ACTIVATIONS[name]()
+    if name not in ACT2CLS:
+        known = activation_names()
+        raise KeyError(f"{name!r} is no activation{nearest(name, known)}; known are {', '.join(known)}.")
+    return ACT2FN[name]

@@ -1,0 +1,101 @@
+"""Self-attention: projections, query/key normalisation and rotation around a backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.backends.base import AttentionBackend, AttentionPattern
+from bertblocks.backends.eager import EagerBackend
+from bertblocks.blocks.linear import Linear
+from bertblocks.blocks.norm import RMSNorm
+from bertblocks.blocks.position import BlockPosition
+from bertblocks.layout import SequenceLayout
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped key/value heads over flat tokens.
+
+    `qk_norm_eps` asks for a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        qkv_bias: bool,
+        out_bias: bool,
+        dropout: float,
+        out_dropout: float,
+        position: BlockPosition,
+        half_window: int | None = None,
+        num_global_tokens: int = 0,
+        qk_norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self.qkv = Linear(hidden_size, sum(self.sizes), qkv_bias, role="qkv", value_rows=self.sizes[2])
+        self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
+        self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+        self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+        self.position = position
+        self.pattern = AttentionPattern(half_window, num_global_tokens, position)
+        self.scale = head_dim**-0.5
+        self.dropout = dropout
+        self.out_dropout = nn.Dropout(out_dropout)
+
+    def place(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """Normalises queries and keys and gives them their positions."""
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return self.position.rotate(q, k, layout)
+
+    def forward(
+        self, x: Tensor, layout: SequenceLayout, backend: AttentionBackend, output_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
+        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        q, k = self.place(q, k, layout)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if output_weights:
+            attended, weights = EagerBackend().attend_with_weights(q, k, v, layout, self.pattern, self.scale, dropout)
+        else:
+            attended = backend.attend(q, k, v, layout, self.pattern, self.scale, dropout)
+        return self.out_dropout(self.out(attended.flatten(1))), weights
+
+    def extra_repr(self) -> str:
+        window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
+        parts = [
+            f"heads={self.num_heads}",
+            f"kv_heads={self.num_kv_heads}",
+            f"head_dim={self.head_dim}",
+            f"sees={window}",
+        ]
+        if self.pattern.num_global_tokens:
+            parts.append(f"global_tokens={self.pattern.num_global_tokens}")
+        return ", ".join(parts)
+
+
+def pad_weights(weights: list[Tensor], layout: SequenceLayout) -> Tensor:
+    """Weights of every sequence as one `[rows, heads, length, length]` tensor, 0 at padding.
+
+    Rows are those of a padded batch or, for packed input, the sequences.
+    """
+    if not weights:
+        raise ValueError("output_attentions: the batch holds no token.")
+    length = layout.max_length if layout.is_packed else layout.shape[-1]
+    if layout.slots is None or layout.is_packed:
+        columns = torch.cat([torch.arange(weight.shape[-1], device=layout.device) for weight in weights])
+    else:
+        columns = layout.slots % length
+    rows = [row for row, n in enumerate(layout.lengths) if n] or range(layout.num_sequences)
+    padded = weights[0].new_zeros(layout.num_sequences, weights[0].shape[0], length, length)
+    for row, place, weight in zip(rows, columns.split([weight.shape[-1] for weight in weights]), weights, strict=True):
+        padded[row][:, place[:, None], place] = weight
+    return padded

@@ -1,0 +1,91 @@
+"""What stands between hidden states and a task's scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.blocks.activation import get_activation
+from bertblocks.blocks.linear import Linear
+from bertblocks.blocks.norm import get_norm
+from bertblocks.layout import SequenceLayout
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
+    """One vector per sequence from its real tokens: the first ("cls"), their "mean" or "max"; 0 where there are none.
+
+    Example:
+        >>> import torch
+        >>> layout = SequenceLayout.from_mask(torch.tensor([[1, 1], [1, 0]]))
+        >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), layout, "mean").tolist()
+        [[2.0], [5.0]]
+    """
+    has_tokens = (layout.length_tensor > 0)[:, None]
+    if x.shape[0] == 0:
+        return x.new_zeros(layout.num_sequences, x.shape[-1])
+    if kind == "cls":
+        return x[layout.first_tokens].masked_fill(~has_tokens, 0.0)
+    empty = x.new_zeros(layout.num_sequences, x.shape[-1])
+    real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
+    if kind == "mean":
+        x = x if real is None else x * real
+        return empty.index_add(0, layout.sequence_ids, x) / layout.length_tensor.clamp(min=1)[:, None].to(x.dtype)
+    if kind == "max":
+        x = x if real is None else x.masked_fill(~real, torch.finfo(x.dtype).min)
+        index = layout.sequence_ids[:, None].expand_as(x)
+        highest = empty.scatter_reduce(0, index, x, reduce="amax", include_self=False)
+        return highest.masked_fill(~has_tokens, 0.0)
+    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, mean, max.")
+
+
+class Pooler(nn.Module):
+    """BERT's pooler: a dense layer and tanh on the first token."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor, layout: SequenceLayout) -> Tensor:
+        return torch.tanh(self.dense(pool(x, layout, "cls")))
+
+
+class DenseHead(nn.Module):
+    """dropout -> dense -> activation -> norm, each of the first and last optional."""
+
+    def __init__(
+        self, hidden_size: int, activation: str, bias: bool, norm: nn.Module | None, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = Linear(hidden_size, hidden_size, bias, role="head")
+        self.activation = get_activation(activation)
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.dense(self.dropout(x)))
+        return x if self.norm is None else self.norm(x)
+
+
+def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
+    if not config.mlm_head_dense:
+        return None
+    norm = get_norm(config) if config.mlm_head_norm else None
+    return DenseHead(config.hidden_size, config.mlm_head_act, config.mlm_head_bias, norm)
+
+
+def get_classifier_head(config: BertBlocksConfig) -> DenseHead | None:
+    if config.classifier_head != "dense":
+        return None
+    norm = get_norm(config) if config.classifier_head_norm else None
+    return DenseHead(
+        config.hidden_size,
+        config.classifier_head_act,
+        config.classifier_head_bias,
+        norm,
+        dropout=config.classifier_head_dropout,
+    )

@@ -1,0 +1,97 @@
+"""Feed-forward networks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.blocks.activation import get_activation
+from bertblocks.blocks.linear import Linear
+from bertblocks.kernels import liger
+from bertblocks.registry import Registry
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+MLPS: Registry[type[nn.Module]] = Registry("mlp_type")
+register_mlp = MLPS.register
+
+
+@register_mlp("mlp")
+class MLP(nn.Module):
+    """down(act(up(x))), with dropout before and after the down projection."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        in_bias: bool,
+        out_bias: bool,
+        dropout: float,
+        out_dropout: float,
+        kernel_backend: str = "torch",
+    ) -> None:
+        super().__init__()
+        self.up = Linear(hidden_size, self.up_size(intermediate_size), in_bias, role="up")
+        self.down = Linear(intermediate_size, hidden_size, out_bias, role="out")
+        self.activation = get_activation(activation)
+        self.dropout = nn.Dropout(dropout)
+        self.out_dropout = nn.Dropout(out_dropout)
+        self.is_silu = activation in ("silu", "swish")
+        self.kernel_backend = kernel_backend
+
+    @staticmethod
+    def up_size(intermediate_size: int) -> int:
+        return intermediate_size
+
+    def hidden(self, up: Tensor) -> Tensor:
+        return self.activation(up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_dropout(self.down(self.dropout(self.hidden(self.up(x)))))
+
+
+@register_mlp("glu")
+class GLU(MLP):
+    """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
+
+    @staticmethod
+    def up_size(intermediate_size: int) -> int:
+        return 2 * intermediate_size
+
+    def hidden(self, up: Tensor) -> Tensor:
+        gate, value = up.chunk(2, dim=-1)
+        if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
+            return kernels.swiglu(gate, value)
+        return self.activation(gate) * value
+
+
+class NGPTMLP(GLU):
+    """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
+        self.gain = math.sqrt(hidden_size)
+
+    def hidden(self, up: Tensor) -> Tensor:
+        return super().hidden(up * (self.gain * self.suv))
+
+
+def get_mlp(config: BertBlocksConfig) -> nn.Module:
+    """The feed-forward network that a config names, or nGPT's own."""
+    mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
+    return mlp_class(
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.hidden_act,
+        in_bias=config.mlp_in_bias,
+        out_bias=config.mlp_out_bias,
+        dropout=config.mlp_dropout,
+        out_dropout=config.mlp_output_dropout,
+        kernel_backend=config.kernel_backend,
+    )

@@ -1,0 +1,345 @@
+"""The one config: every choice an encoder is made of, checked when it is made."""
+
+import copy
+import dataclasses
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from bertblocks.checks import ConfigError, check_config, is_whole, own_keys
+from bertblocks.presets import read_preset
+from bertblocks.registry import nearest
+
+#: Other spellings of keys, read and never written.
+KEY_ALIASES = {
+    "norm_kind": "norm_pos",
+    "norm_qk": "qk_norm",
+    "emb_pos_enc_kind": "embd_pos_enc_kind",
+    "num_blocks": "num_hidden_layers",
+    "max_sequence_length": "max_position_embeddings",
+    "actv_fn": "hidden_act",
+    "attn_implementation": "attention_backend",
+}
+#: Other spellings of values, likewise.
+VALUE_ALIASES = {
+    "norm_pos": {"both": "pre_and_post"},
+    "norm_fn": {"dynamictanh": "dynamic_tanh"},
+    "attention_backend": {"flash_attention_2": "flash"},
+}
+LAYER_TYPE_ALIASES = {"full_attention": "global", "sliding_attention": "local"}
+
+#: What transformers, its Trainer and its friends keep on any config, beside the keys below.
+HOUSEKEEPING = {
+    "auto_map",
+    "custom_pipelines",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "quantization_config",
+    "task_specific_params",
+    "torch_dtype",
+    "transformers_version",
+    "transformers_weights",
+    "use_cache",
+    "experts_implementation",
+}
+
+
+#: The default of keys that take the value which other keys imply.
+IMPLIED: Any = None
+
+
+class BertBlocksConfig(PreTrainedConfig):
+    """Every choice that makes up an encoder. `BertBlocksConfig()` is BERT-base; each key is one step away from it.
+
+    Unknown keys and values that cannot go together are refused. A key whose default is implied by others holds its
+    value once the config is made.
+
+    Example:
+        >>> config = BertBlocksConfig(norm_pos="pre", norm_fn="rms", block_pos_enc_kind="rope", num_kv_heads=4)
+        >>> config.final_norm, config.head_dim
+        (True, 64)
+        >>> BertBlocksConfig.from_preset("modernbert-base", num_hidden_layers=4).layer_types
+        ['global', 'local', 'local', 'global']
+    """
+
+    model_type: ClassVar[str] = "bertblocks"
+
+    # ---- sizes
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    #: Key/value heads: query head h uses number h * num_kv_heads // num_attention_heads. Implied: one per query head.
+    num_kv_heads: int = IMPLIED
+    #: Units per head. Implied: hidden_size / num_attention_heads.
+    head_dim: int = IMPLIED
+    #: Width of the feed-forward network; of each half for a GLU.
+    intermediate_size: int = 3072
+    #: Rows of a learned position table, and the length that RoPE scaling starts from.
+    max_position_embeddings: int = 512
+    #: Token types; 0 for none.
+    type_vocab_size: int = 2
+
+    # ---- special tokens
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    cls_token_id: int | None = None
+    sep_token_id: int | None = None
+    #: Needed by masked diffusion, which fills it in.
+    mask_token_id: int | None = None
+
+    # ---- normalisation
+    #: layer, rms, group, deep, dynamic_tanh, or a name given to `register_norm`.
+    norm_fn: str = "layer"
+    #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
+    #: Implied: post, or none for nGPT.
+    norm_pos: str = IMPLIED
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    #: Groups of channels for norm_fn "group".
+    norm_num_groups: int = 32
+    #: A norm on the embeddings. Implied: yes, but not for nGPT.
+    embedding_norm: bool = IMPLIED
+    #: A norm after the last layer. Implied: when norm_pos is pre or sandwich.
+    final_norm: bool = IMPLIED
+    #: False: no norm before the first layer's attention, as in ModernBERT, which has just normalised the embeddings.
+    first_attention_norm: bool = True
+    #: Attention and feed-forward side by side on the same input: x + A(Nx) + F(Nx).
+    parallel_block: bool = False
+
+    # ---- feed-forward
+    #: mlp, glu, or a name given to `register_mlp`. Implied: mlp, or glu for nGPT.
+    mlp_type: str = IMPLIED
+    #: Any activation of transformers, or a name given to `register_activation`. Implied: gelu, or silu for nGPT.
+    hidden_act: str = IMPLIED
+    mlp_in_bias: bool = True
+    mlp_out_bias: bool = True
+
+    # ---- positions
+    #: Added to the embeddings: learned, sinusoidal, none, or a name given to `register_position`.
+    embd_pos_enc_kind: str = "learned"
+    #: Inside attention: rope, alibi, none, or a name given to `register_position`.
+    block_pos_enc_kind: str = "none"
+    #: Where learned positions start counting: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
+    position_offset: int = 0
+    rope_theta: float = 10_000.0
+    #: Theta of local layers. Implied: rope_theta.
+    local_rope_theta: float = IMPLIED
+    #: The share of each head's units that RoPE turns.
+    partial_rotary_factor: float = 1.0
+    #: Pairs (2k, 2k + 1) as in NeoBERT, in place of (k, k + d/2).
+    rope_interleaved: bool = False
+    #: transformers' scaling of RoPE, such as {"rope_type": "yarn", "factor": 4.0}, for global layers.
+    rope_scaling: dict[str, Any] | None = None
+    #: The same for local layers.
+    local_rope_scaling: dict[str, Any] | None = None
+
+    # ---- attention
+    attention_qkv_bias: bool = True
+    attention_out_bias: bool = True
+    #: A learned RMSNorm over each head's queries and keys.
+    qk_norm: bool = False
+    #: Windows in the layers that are not global.
+    local_attention: bool = False
+    #: Tokens at a distance of at most half of this see one another: 128 means 64 on either side.
+    local_attention_window_size: int = 128
+    #: Layer i is global if i is a multiple of this. None: all layers are local.
+    global_attention_every_n_layers: int | None = None
+    #: The first tokens of every sequence, which see and are seen by all, in local layers too.
+    num_global_tokens: int = 0
+    #: "global" or "local" for every layer. Implied: as the two keys above say.
+    layer_types: list[str] = IMPLIED
+    #: Layers that differ: {3: {"hidden_act": "silu"}}.
+    layer_overrides: dict[int, dict[str, Any]] | None = None
+
+    # ---- nGPT
+    #: Hidden states on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
+    ngpt: bool = False
+    #: Training puts weight matrices back on the sphere after each step, by `renormalize_weights()`.
+    ngpt_renormalize: bool = True
+    #: A learned scale on the logits of nGPT's masked-LM head.
+    ngpt_logit_scale: bool = False
+
+    # ---- dropout
+    embedding_dropout: float = 0.1
+    #: On attention weights.
+    attention_dropout: float = 0.1
+    attention_output_dropout: float = 0.1
+    #: Inside the feed-forward network, before its second matrix.
+    mlp_dropout: float = 0.0
+    mlp_output_dropout: float = 0.1
+    #: Before the last linear layer of a classifier.
+    classifier_dropout: float = 0.1
+    #: Before the dense layer of a classifier's head.
+    classifier_head_dropout: float = 0.0
+
+    # ---- initialisation
+    #: trunc_normal, normal, megatron, xavier, kaiming, deepnet, ngpt. Implied: trunc_normal, or ngpt for nGPT.
+    init_kind: str = IMPLIED
+    initializer_range: float = 0.02
+    #: A truncated normal is cut at this many standard deviations.
+    initializer_cutoff_factor: float = 2.0
+
+    # ---- heads
+    #: BertBlocksModel ends in BERT's pooler (dense, tanh on the first token).
+    pooler: bool = True
+    #: Implied: yes, but not for nGPT.
+    tie_word_embeddings: bool = IMPLIED
+    #: A dense layer, activation and norm before the masked-LM decoder.
+    mlm_head_dense: bool = True
+    #: Implied: hidden_act.
+    mlm_head_act: str = IMPLIED
+    mlm_head_bias: bool = True
+    mlm_head_norm: bool = True
+    decoder_bias: bool = True
+    classifier_pooling: str = "cls"
+    #: Before the last linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
+    classifier_head: str = "pooler"
+    classifier_head_act: str = "tanh"
+    classifier_head_bias: bool = True
+    classifier_head_norm: bool = False
+    #: The dense head is used for token classification and question answering too, as in ModernBERT.
+    classifier_head_on_tokens: bool = False
+    classifier_bias: bool = True
+    #: Masked diffusion draws its noise level from [diffusion_min_time, 1].
+    diffusion_min_time: float = 1e-3
+
+    # ---- how it runs (no effect on results)
+    #: auto, flash, sdpa, eager, or a name given to `register_backend`.
+    attention_backend: str = "auto"
+    #: auto, liger, torch.
+    kernel_backend: str = "auto"
+    #: Padding is dropped before the first layer; False keeps it.
+    unpad: bool = True
+
+    # ------------------------------------------------------------------ making
+
+    def __init__(self, **options: Any) -> None:
+        options = _canonical(options)
+        options.pop("transformers_version", None)  # written anew by every save
+        model_type = options.pop("model_type", self.model_type)
+        if model_type != self.model_type:
+            raise ConfigError(
+                f"model_type is {model_type!r}; it must be {self.model_type!r} "
+                "(bertblocks.from_huggingface reads checkpoints of other families)."
+            )
+        for key, value in options.items():
+            _refuse_unknown(key, value)
+        for item in dataclasses.fields(self):
+            default = None if item.default is dataclasses.MISSING else item.default
+            setattr(self, item.name, options.pop(item.name, default))
+        self.__post_init__(**options)
+        self._resolve()
+        self.validate()
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "BertBlocksConfig":
+        """A known architecture, changed by `overrides`. `preset_names()` lists them.
+
+        Example:
+            >>> BertBlocksConfig.from_preset("mini", norm_fn="rms").norm_fn
+            'rms'
+        """
+        preset = read_preset(name)["config"]
+        return cls(**{**preset, **_canonical(overrides)})
+
+    @classmethod
+    def from_huggingface(cls, config: PreTrainedConfig) -> "BertBlocksConfig":
+        """The same architecture in BertBlocks' terms, from a transformers config of a supported family."""
+        from bertblocks.families import family_of_config
+
+        return family_of_config(config).read_config(config)
+
+    def _resolve(self) -> None:
+        """Fills in the keys that follow from others."""
+
+        def default(key: str, value: Any) -> None:
+            if getattr(self, key) is None:
+                setattr(self, key, value)
+
+        default("norm_pos", "none" if self.ngpt else "post")
+        default("mlp_type", "glu" if self.ngpt else "mlp")
+        default("hidden_act", "silu" if self.ngpt else "gelu")
+        default("embedding_norm", not self.ngpt)
+        default("final_norm", self.norm_pos in ("pre", "sandwich"))
+        default("init_kind", "ngpt" if self.ngpt else "trunc_normal")
+        default("tie_word_embeddings", not self.ngpt)
+        default("mlm_head_act", self.hidden_act)
+        default("local_rope_theta", self.rope_theta)
+        default("num_kv_heads", self.num_attention_heads)
+        if is_whole(self.hidden_size) and is_whole(self.num_attention_heads) and self.num_attention_heads > 0:
+            default("head_dim", self.hidden_size // self.num_attention_heads)
+        if self.layer_types is None and is_whole(self.num_hidden_layers):
+            every = self.global_attention_every_n_layers
+            self.layer_types = [
+                "local" if self.local_attention and not (every and index % every == 0) else "global"
+                for index in range(self.num_hidden_layers)
+            ]
+        elif isinstance(self.layer_types, list):
+            self.layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in self.layer_types]
+        if isinstance(self.layer_overrides, dict):
+            # JSON knows no integer keys
+            self.layer_overrides = {
+                int(key) if str(key).lstrip("-").isdigit() else key: _canonical(value)
+                if isinstance(value, dict)
+                else value
+                for key, value in self.layer_overrides.items()
+            }
+
+    def for_layer(self, index: int) -> "BertBlocksConfig":
+        """This config with the overrides of one layer applied."""
+        overrides = (self.layer_overrides or {}).get(index)
+        if not overrides:
+            return self
+        layer = copy.copy(self)
+        if "num_attention_heads" in overrides:
+            # what follows from the number of heads follows anew
+            layer.num_kv_heads = layer.head_dim = IMPLIED
+        for key, value in overrides.items():
+            setattr(layer, key, value)
+        layer._resolve()
+        return layer
+
+    def validate(self) -> None:
+        """Refuses types, values and combinations that make no encoder. Runs on creation, model building and saving."""
+        check_config(self)
+
+    # ------------------------------------------------------------------ fitting into transformers
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        key = KEY_ALIASES.get(key, key)
+        if not hasattr(type(self), key):
+            _refuse_unknown(key, value)
+        super().__setattr__(key, value)
+
+    @property
+    def _attn_implementation(self) -> str | None:
+        """transformers' name for `attention_backend`, which is what counts here."""
+        return None
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: str | None) -> None:
+        if value is not None:
+            self.attention_backend = VALUE_ALIASES["attention_backend"].get(value, value)
+
+
+def _canonical(options: dict[str, Any]) -> dict[str, Any]:
+    """Aliases of keys and values replaced; a key may be given once."""
+    canonical: dict[str, Any] = {}
+    for key, value in options.items():
+        name = KEY_ALIASES.get(key, key)
+        if name in canonical or (name != key and name in options):
+            raise ConfigError(f"{key!r} is another name of {name!r}, and both are given; keep {name!r}.")
+        canonical[name] = VALUE_ALIASES.get(name, {}).get(value, value) if isinstance(value, str) else value
+    return canonical
+
+
+def _refuse_unknown(key: str, value: Any) -> None:
+    if key not in FIELD_NAMES and key not in HOUSEKEEPING and not key.startswith("_"):
+        hint = nearest(key, own_keys(BertBlocksConfig))
+        raise ConfigError(f"{key!r} is no key of BertBlocksConfig (its value here is {value!r}){hint}.")
+
+
+FIELD_NAMES: set[str] = {item.name for item in dataclasses.fields(BertBlocksConfig)}

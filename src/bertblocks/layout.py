@@ -1,0 +1,247 @@
+"""How a flat `[tokens, ...]` tensor forms sequences.
+
+Two kinds exist. A *rectangular* layout has `rows` sequences of equal length, tokens being `rows x length` slots, and a
+key mask where some slots are padding. A *ragged* layout has sequences of any length one after the other and no padding
+at all. Attention backends look at the difference; nothing else in the model does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class SequenceLayout:
+    """Made once per forward by one of the `from_*` constructors, and shared by all layers.
+
+    Example:
+        >>> import torch
+        >>> layout = SequenceLayout.from_mask(torch.tensor([[1, 1, 1], [1, 0, 0]]))
+        >>> layout.lengths, layout.gather(torch.tensor([[7, 8, 9], [5, 0, 0]])).tolist()
+        ([3, 1], [7, 8, 9, 5])
+    """
+
+    #: The shape in which callers see tokens: `(batch, length)`, or `(tokens,)` for flat packed input.
+    shape: tuple[int, ...]
+    device: torch.device
+    #: Index of every token within its sequence, before any offset.
+    positions: Tensor  # [tokens]
+    #: Rectangular layouts: `(rows, length)`.
+    rectangle: tuple[int, int] | None = None
+    #: Rectangular layouts with padding: True for real tokens.
+    key_mask: Tensor | None = None  # [rows, length]
+    #: Ragged layouts: the length of every sequence, zeros included.
+    lengths: list[int] = field(default_factory=list)
+    #: Where every token sits in `shape`, flattened; None: in order.
+    slots: Tensor | None = None  # [tokens]
+    #: True for packed input, whose sequences are not the rows of `shape`.
+    is_packed: bool = False
+    _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
+
+    # ------------------------------------------------------------------ constructors
+
+    @classmethod
+    def from_shape(cls, rows: int, length: int, device: torch.device) -> SequenceLayout:
+        """Every slot is a real token."""
+        positions = torch.arange(length, device=device).repeat(rows)
+        return cls(shape=(rows, length), device=device, positions=positions, rectangle=(rows, length))
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, unpad: bool = True) -> SequenceLayout:
+        """From a `[batch, length]` mask in any form that `keep_mask` reads.
+
+        Padding on either side is dropped. A mask with holes inside a sequence keeps its slots, because distances and
+        positions count them; so does every mask while a graph is being captured, where shapes must not depend on data.
+        """
+        keep = keep_mask(mask)
+        rows, length = keep.shape
+        if torch.compiler.is_compiling():
+            return cls._from_key_mask(keep)
+        if bool(keep.all()):
+            return cls.from_shape(rows, length, keep.device)
+        counts = keep.sum(dim=1)
+        first = keep.int().argmax(dim=1)
+        last = length - 1 - keep.flip(1).int().argmax(dim=1)
+        contiguous = bool(((counts == 0) | (counts == last - first + 1)).all())
+        if not (unpad and contiguous):
+            return cls._from_key_mask(keep)
+        lengths = counts.tolist()
+        slots = keep.flatten().nonzero().squeeze(1)
+        return cls((rows, length), keep.device, _positions(lengths, keep.device), lengths=lengths, slots=slots)
+
+    @classmethod
+    def _from_key_mask(cls, keep: Tensor) -> SequenceLayout:
+        """A rectangle whose rows are turned so that each begins with its first real token."""
+        rows, length = keep.shape
+        columns = torch.arange(length, device=keep.device)
+        turned = (columns + keep.int().argmax(dim=1)[:, None]) % length
+        slots = (turned + torch.arange(rows, device=keep.device)[:, None] * length).flatten()
+        return cls(
+            (rows, length),
+            keep.device,
+            columns.repeat(rows),
+            rectangle=(rows, length),
+            key_mask=keep.gather(1, turned),
+            slots=slots,
+        )
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, ...]) -> SequenceLayout:
+        """From the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens of `shape`."""
+        tokens = shape[-1]
+        bounds = cu_seqlens.tolist()
+        lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
+        if cu_seqlens.dim() != 1 or not bounds or bounds[0] != 0 or bounds[-1] != tokens or min(lengths, default=0) < 0:
+            raise ValueError(
+                f"cu_seqlens is {bounds}; it must be one row that starts at 0, never falls, and ends at the number of "
+                f"tokens, {tokens}."
+            )
+        positions = _positions(lengths, cu_seqlens.device)
+        return cls(shape, cu_seqlens.device, positions, lengths=lengths, is_packed=True)
+
+    @classmethod
+    def from_packed_rows(cls, packed_seqlens: Tensor, shape: tuple[int, int]) -> SequenceLayout:
+        """From `[batch, segments]` lengths of packed rows' segments, zero padded; what follows them is padding."""
+        rows, length = shape
+        table = packed_seqlens.tolist()
+        if packed_seqlens.dim() != 2 or len(table) != rows:
+            raise ValueError(
+                f"packed_seqlens has shape {list(packed_seqlens.shape)}; it must be [{rows}, segments], a row of "
+                "lengths for each row of the input."
+            )
+        for index, row in enumerate(table):
+            if min(row, default=0) < 0 or sum(row) > length:
+                raise ValueError(
+                    f"packed_seqlens row {index} is {row}; lengths must not be negative and must sum to at most "
+                    f"{length}, the input's length."
+                )
+        used = packed_seqlens.sum(dim=1)
+        keep = torch.arange(length, device=packed_seqlens.device) < used[:, None]
+        lengths = [n for row in table for n in row if n > 0]
+        device = packed_seqlens.device
+        slots = keep.flatten().nonzero().squeeze(1)
+        return cls(shape, device, _positions(lengths, device), lengths=lengths, slots=slots, is_packed=True)
+
+    # ------------------------------------------------------------------ moving tokens
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`[*shape, ...]` as callers have it -> `[tokens, ...]`."""
+        flat = x.flatten(0, len(self.shape) - 1)
+        return flat if self.slots is None else flat[self.slots]
+
+    def real_labels(self, labels: Tensor, ignore: int) -> Tensor:
+        """Labels of tokens, with `ignore` for padding: `[*shape]` -> `[tokens]`."""
+        flat = self.gather(labels)
+        return flat if self.key_mask is None else flat.masked_fill(~self.key_mask.flatten(), ignore)
+
+    def scatter(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """`[tokens, ...]` -> `[*shape, ...]`, with `fill` in every slot of padding."""
+        if self.key_mask is not None:
+            keep = self.key_mask.flatten().view(-1, *(1,) * (x.dim() - 1))
+            x = torch.where(keep, x, x.new_full((), fill))
+        if self.slots is not None:
+            x = x.new_full((math.prod(self.shape), *x.shape[1:]), fill).index_put((self.slots,), x)
+        return x.view(*self.shape, *x.shape[1:])
+
+    # ------------------------------------------------------------------ what the tokens form
+
+    @property
+    def num_sequences(self) -> int:
+        return self.rectangle[0] if self.rectangle else len(self.lengths)
+
+    @property
+    def max_length(self) -> int:
+        return self.rectangle[1] if self.rectangle else max(self.lengths, default=0)
+
+    @cached_property
+    def length_tensor(self) -> Tensor:
+        """Real tokens of every sequence."""
+        if self.key_mask is not None:
+            return self.key_mask.sum(dim=1)
+        if self.rectangle is not None:
+            return torch.full((self.rectangle[0],), self.rectangle[1], device=self.device)
+        return torch.tensor(self.lengths, device=self.device)
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence starts among the tokens, and where the last one ends; int32, as flash-attn wants it."""
+        if self.rectangle is not None:
+            rows, length = self.rectangle
+            return torch.arange(0, rows * length + 1, max(length, 1), device=self.device, dtype=torch.int32)
+        lengths = torch.tensor([0, *self.lengths], device=self.device)
+        return lengths.cumsum(0).to(torch.int32)
+
+    @cached_property
+    def sequence_ids(self) -> Tensor:
+        """The sequence of every token."""
+        if self.rectangle is not None:
+            rows, length = self.rectangle
+            return torch.arange(rows, device=self.device).repeat_interleave(length, output_size=rows * length)
+        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.length_tensor)
+
+    @cached_property
+    def first_tokens(self) -> Tensor:
+        """The flat index of every sequence's first token; 0 for a sequence without any."""
+        starts = self.cu_seqlens[:-1].long()
+        return torch.where(self.length_tensor > 0, starts, torch.zeros_like(starts))
+
+    def slices(self) -> list[slice]:
+        """The tokens of each sequence that has any (ragged layouts)."""
+        slices, start = [], 0
+        for length in self.lengths:
+            if length:
+                slices.append(slice(start, start + length))
+            start += length
+        return slices
+
+    def memo(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """A value that all layers share, computed by the first that asks."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]  # type: ignore[return-value]
+
+
+def keep_mask(mask: Tensor) -> Tensor:
+    """True where a token is real, from booleans, 0/1 numbers, or an additive mask (0 to keep, very negative to drop).
+
+    Masks of shape `[batch, length]` or, as transformers extends them, `[batch, 1, 1, length]` are read.
+    """
+    if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
+        mask = mask[:, 0, 0]
+    if mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}; it must be [batch, length] (packed input takes "
+            "cu_seqlens or packed_seqlens)."
+        )
+    if mask.dtype == torch.bool:
+        return mask
+    if torch.compiler.is_compiling():
+        return torch.where((mask > 0).any(), mask > 0, mask == 0) if mask.is_floating_point() else mask > 0
+    if mask.is_floating_point() and bool((mask <= 0).all()):
+        soft = (mask < 0) & (mask > -1e4)
+        if bool(soft.any()):
+            raise ValueError(
+                f"attention_mask holds {mask[soft][0].item()}; an additive mask may hold 0 (keep) and very "
+                "negative values such as -inf (drop), not weights between."
+            )
+        return mask == 0
+    if bool(((mask != 0) & (mask != 1)).any()):
+        strange = mask[(mask != 0) & (mask != 1)][0].item()
+        raise ValueError(f"attention_mask holds {strange}; use booleans, 0 and 1, or an additive mask of values <= 0.")
+    return mask == 1
+
+
+def _positions(lengths: list[int], device: torch.device) -> Tensor:
+    if not lengths:
+        return torch.zeros(0, dtype=torch.long, device=device)
+    return torch.cat([torch.arange(length) for length in lengths]).to(device)

@@ -1,0 +1,93 @@
+"""How weights start."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init  # leaves weights alone that were loaded
+
+from bertblocks.blocks.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
+from bertblocks.blocks.linear import Linear
+from bertblocks.blocks.mlp import NGPTMLP
+from bertblocks.blocks.norm import DeepNorm, DynamicTanhNorm
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
+    """Initialises the parameters that `module` itself holds.
+
+    Linear layers start by their role, which a plain `nn.Linear` such as the decoder has not.
+    """
+    if isinstance(module, nn.Linear):
+        _init_linear(module, config)
+    elif isinstance(module, nn.Embedding):
+        scale = NGPT_BASE_SCALE if config.init_kind == "ngpt" else config.initializer_range
+        _draw_normal(module.weight, scale, config)
+        if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[module.padding_idx])
+    elif isinstance(module, NGPTAttention):
+        init.constant_(module.sqk, NGPT_BASE_SCALE)
+    elif isinstance(module, NGPTMLP):
+        init.ones_(module.suv)
+    elif isinstance(module, NGPTBlock):
+        init.constant_(module.attention_alpha, NGPT_BASE_SCALE)
+        init.constant_(module.mlp_alpha, NGPT_BASE_SCALE)
+    elif isinstance(module, DynamicTanhNorm):
+        init.constant_(module.alpha, 0.5)
+        _init_norm(module)
+    elif "Norm" in type(module).__name__:
+        _init_norm(module)
+
+
+def _init_norm(module: nn.Module) -> None:
+    if isinstance(weight := getattr(module, "weight", None), Tensor):
+        init.ones_(weight)
+    if isinstance(bias := getattr(module, "bias", None), Tensor):
+        init.zeros_(bias)
+
+
+def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
+    role = module.role if isinstance(module, Linear) else None
+    _draw_linear(module.weight, role, config)
+    if module.bias is not None:
+        init.zeros_(module.bias)
+    if config.norm_fn == "deep" or config.init_kind == "deepnet":
+        _shrink(module, DeepNorm.weight_scale(config.num_hidden_layers))
+
+
+def _draw_linear(weight: Tensor, role: str | None, config: BertBlocksConfig) -> None:
+    kind = config.init_kind
+    depth = math.sqrt(2 * config.num_hidden_layers)
+    if kind in ("xavier", "deepnet"):
+        init.xavier_normal_(weight)
+    elif kind == "kaiming":
+        init.kaiming_normal_(weight, nonlinearity="relu")
+    elif kind == "ngpt":
+        init.normal_(weight, std=NGPT_BASE_SCALE / depth if role == "out" else NGPT_BASE_SCALE)
+    elif kind == "megatron":
+        deep = config.initializer_range / depth
+        scales = {"out": deep, "head": deep, "classifier": config.hidden_size**-0.5}
+        _draw_normal(weight, scales.get(str(role), config.initializer_range), config)
+    else:
+        _draw_normal(weight, config.initializer_range, config)
+
+
+def _draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None:
+    if config.init_kind in ("normal", "ngpt"):
+        init.normal_(weight, std=scale)
+    else:
+        cut = config.initializer_cutoff_factor * scale
+        init.trunc_normal_(weight, std=scale, a=-cut, b=cut)
+
+
+@torch.no_grad()
+def _shrink(module: nn.Linear, scale: float) -> None:
+    """DeepNet's smaller start: values, attention output and feed-forward, but neither queries nor keys."""
+    is_loaded = getattr(module.weight, "_is_hf_initialized", False)
+    if isinstance(module, Linear) and module.role in ("qkv", "up", "out") and not is_loaded:
+        module.weight[-module.value_rows :] *= scale  # all rows where none make values: -0 is 0

@@ -1,0 +1,122 @@
+"""Masked language modelling."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import MaskedLMOutput
+from transformers.utils.generic import can_return_tuple
+
+from bertblocks.blocks.head import get_mlm_head
+from bertblocks.config import BertBlocksConfig
+from bertblocks.kernels import liger
+from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.model import BertBlocksModel
+
+#: The label of tokens that are not scored.
+IGNORE = -100
+
+
+class LanguageModel(BertBlocksPreTrainedModel):
+    """An encoder with a decoder to the vocabulary, tied to the token embeddings if the config says so."""
+
+    _tied_weights_keys = {"decoder.weight": "model.embedding.token.weight"}
+    accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
+
+    def __init__(self, config: BertBlocksConfig) -> None:
+        super().__init__(config)
+        self.model = BertBlocksModel(config, add_pooler=False)
+        self.head = get_mlm_head(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=config.decoder_bias)
+        self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, hidden]` -> `[rows, vocabulary]`."""
+        logits = self.decoder(hidden if self.head is None else self.head(hidden))
+        return logits if self.logit_scale is None else logits * self.logit_scale
+
+    def summed_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The sum of cross-entropies of labelled rows, without keeping their logits where a kernel can do that."""
+        kernels = liger(self.config.kernel_backend, hidden)
+        if kernels is not None and self.logit_scale is None:
+            hidden = hidden if self.head is None else self.head(hidden)
+            return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
+        return F.cross_entropy(self.logits(hidden).float(), labels, reduction="sum")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self and self.logit_scale is not None:
+            nn.init.ones_(self.logit_scale)
+
+
+class BertBlocksForMaskedLM(LanguageModel):
+    """Predicts hidden tokens.
+
+    In training, with `labels`, only labelled rows reach the head and `logits` is None unless `return_logits=True`; in
+    evaluation the full logits are returned beside the loss.
+
+    Example:
+        >>> import torch
+        >>> model = BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini"))
+        >>> labels = torch.tensor([[-100, 9, -100]])
+        >>> out = model.train()(torch.tensor([[5, 3, 7]]), labels=labels)
+        >>> out.loss.shape, out.logits is None
+        (torch.Size([]), True)
+        >>> model.eval()(torch.tensor([[5, 3, 7]]), labels=labels).logits.shape
+        torch.Size([1, 3, 2048])
+    """
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        packed_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool | None = None,
+    ) -> MaskedLMOutput:
+        encoded = self.model.encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seqlens,
+            packed_seqlens,
+            output_hidden_states,
+            output_attentions,
+        )
+        hidden, layout = encoded.hidden, encoded.layout
+        want_logits = return_logits if return_logits is not None else labels is None or not self.training
+        logits = self.logits(hidden) if want_logits else None
+        loss = None
+        if labels is not None:
+            targets = layout.real_labels(labels, IGNORE)
+            if logits is not None:
+                total = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+            else:
+                rows = (targets != IGNORE).nonzero().squeeze(1)
+                total = self.summed_loss(hidden[rows], targets[rows])
+            count = (targets != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            loss = total / count
+        return MaskedLMOutput(
+            loss=loss,
+            logits=None if logits is None else layout.scatter(logits),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )

@@ -1,0 +1,131 @@
+"""The encoder itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
+
+from bertblocks.blocks.embedding import get_embedding
+from bertblocks.blocks.encoder import Encoder
+from bertblocks.blocks.head import Pooler
+from bertblocks.config import BertBlocksConfig
+from bertblocks.layout import SequenceLayout
+from bertblocks.models.base import Batch, BertBlocksPreTrainedModel, read_layout
+
+
+@dataclass
+class Encoded:
+    """Flat hidden states with their layout, for heads; and, in callers' shapes, what was asked for beside them."""
+
+    hidden: Tensor  # [tokens, hidden]
+    layout: SequenceLayout
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
+
+
+class BertBlocksModel(BertBlocksPreTrainedModel):
+    """An encoder without a task: hidden states and, if the config has a pooler, a vector per sequence.
+
+    Input is a padded batch (`input_ids` with an `attention_mask` of booleans, 0/1 or additive floats) or a packed one
+    (flat ids with `cu_seqlens`, or rows with `packed_seqlens`). Padding costs nothing: it is dropped at the start.
+
+    Example:
+        >>> import torch
+        >>> model = BertBlocksModel(BertBlocksConfig.from_preset("mini")).eval()
+        >>> ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
+        >>> padded = model(ids, attention_mask=ids != 0).last_hidden_state
+        >>> packed = model(torch.tensor([5, 6, 7, 8, 9]), cu_seqlens=torch.tensor([0, 3, 5])).last_hidden_state
+        >>> padded.shape, packed.shape, torch.allclose(padded[1, :2], packed[3:], atol=1e-6)
+        (torch.Size([2, 3, 64]), torch.Size([5, 64]), True)
+    """
+
+    def __init__(self, config: BertBlocksConfig, add_pooler: bool | None = None) -> None:
+        super().__init__(config)
+        self.embedding = get_embedding(config)
+        self.encoder = Encoder(config)
+        has_pooler = config.pooler if add_pooler is None else add_pooler
+        self.pooler = Pooler(config.hidden_size) if has_pooler else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding.token
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding.token = value  # type: ignore[assignment]
+
+    def layout(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        packed_seqlens: Tensor | None = None,
+    ) -> SequenceLayout:
+        """How a batch forms sequences, for callers who work on flat tokens."""
+        shape = tuple(input_ids.shape)
+        return read_layout(shape, input_ids.device, attention_mask, cu_seqlens, packed_seqlens, self.config.unpad)
+
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        packed_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> Encoded:
+        """The forward pass with its result left flat, for heads that look at some rows only."""
+        config = self.config
+        want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        want_attentions = config.output_attentions if output_attentions is None else output_attentions
+        batch = Batch(
+            config,
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seqlens,
+            packed_seqlens,
+        )
+        layout = batch.layout
+        x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions)
+        out = self.encoder(x, layout, bool(want_states), bool(want_attentions))
+        states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
+        return Encoded(out.last_hidden_state, layout, states, tuple(out.attentions) if out.attentions else None)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        packed_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPooling:
+        encoded = self.encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seqlens,
+            packed_seqlens,
+            output_hidden_states,
+            output_attentions,
+        )
+        return BaseModelOutputWithPooling(
+            last_hidden_state=encoded.layout.scatter(encoded.hidden),
+            pooler_output=None if self.pooler is None else self.pooler(encoded.hidden, encoded.layout),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )

@@ -1,0 +1,78 @@
+"""A label for every token."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from bertblocks.blocks.head import get_classifier_head
+from bertblocks.blocks.linear import Linear
+from bertblocks.config import BertBlocksConfig
+from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.masked_lm import IGNORE
+from bertblocks.models.model import BertBlocksModel
+
+
+class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
+    """Tags tokens. Labels of padding and labels of -100 are not scored.
+
+    Example:
+        >>> import torch
+        >>> model = BertBlocksForTokenClassification(BertBlocksConfig.from_preset("mini", num_labels=5))
+        >>> model(torch.tensor([[5, 6, 7]])).logits.shape
+        torch.Size([1, 3, 5])
+    """
+
+    accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
+
+    def __init__(self, config: BertBlocksConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = BertBlocksModel(config, add_pooler=False)
+        self.head = get_classifier_head(config) if config.classifier_head_on_tokens else None
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        packed_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        encoded = self.model.encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seqlens,
+            packed_seqlens,
+            output_hidden_states,
+            output_attentions,
+        )
+        layout = encoded.layout
+        hidden = encoded.hidden if self.head is None else self.head(encoded.hidden)
+        logits = self.tagger(self.dropout(hidden))
+        loss = None
+        if labels is not None:
+            targets = layout.real_labels(labels, IGNORE)
+            count = (targets != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            loss = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum") / count
+        return TokenClassifierOutput(
+            loss=loss,
+            logits=layout.scatter(logits),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )

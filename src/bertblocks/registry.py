@@ -1,0 +1,48 @@
+"""Named building blocks: what a config may name, and how a user adds a name of their own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+Block = TypeVar("Block")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as `` (did you mean 'rms'?)``, or an empty string when nothing is close."""
+    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+class Registry(Generic[Block]):
+    """The blocks that one config key can name."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._blocks: dict[str, Block] = {}
+
+    def register(self, name: str) -> Callable[[Block], Block]:
+        """Decorator that makes a block nameable; a name is given once."""
+
+        def add(block: Block) -> Block:
+            if name in self._blocks:
+                raise ValueError(f"{self.key}: the name {name!r} is taken by {self._blocks[name]!r}; choose another.")
+            self._blocks[name] = block
+            return block
+
+        return add
+
+    def names(self) -> list[str]:
+        return list(self._blocks)
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._blocks
+
+    def __getitem__(self, name: str) -> Block:
+        if name not in self._blocks:
+            raise KeyError(f"{self.key} is {name!r}; it must be one of {', '.join(self.names())}{nearest(name, self)}.")
+        return self._blocks[name]
+
+    def __iter__(self):
+        return iter(self._blocks)
