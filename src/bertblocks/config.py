@@ -252,6 +252,13 @@ class BertBlocksConfig(PreTrainedConfig):
 
         return family_of_config(config).read_config(config)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """As transformers' own, but keys that override the file are checked together with it."""
+        keys = [key for key in options if key in own_keys(cls) or key in KEY_ALIASES]
+        overrides = _canonical({key: options.pop(key) for key in keys})
+        return super().from_dict({**_canonical(config_dict), **overrides}, **options)
+
     def _resolve(self) -> None:
         """Fills in the keys that follow from others."""
 

@@ -51,7 +51,7 @@ class AttentionPattern:
         bias_key: object = None
         if self.has_bias:
             slopes = self.position.slopes if self.position is not None else None
-            bias_key = id(self.position) if slopes is None else tuple(slopes.tolist())
+            bias_key = id(self.position) if slopes is None else slopes
         return (self.half_window, self.num_global_tokens, bias_key)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bertblocks.backends.base import AttentionBackend, AttentionPattern, merge_heads, repeat_kv, split_heads
 from bertblocks.layout import SequenceLayout
+from bertblocks.numerics import upcast
 
 
 class EagerBackend(AttentionBackend):
@@ -60,8 +61,8 @@ def _attend(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     index = torch.arange(q.shape[2], device=q.device)
-    scores = (q @ k.transpose(-2, -1)).float() * scale
-    if (bias := pattern.bias(index[:, None], index, torch.float32)) is not None:
+    scores = upcast(q @ k.transpose(-2, -1)) * scale
+    if (bias := pattern.bias(index[:, None], index, scores.dtype)) is not None:
         scores = scores + bias
     visible = pattern.visible(index[:, None], index)
     if key_mask is not None:

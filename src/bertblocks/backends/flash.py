@@ -70,5 +70,5 @@ class FlashBackend(AttentionBackend):
             dropout_p=dropout,
             softmax_scale=scale,
             window_size=(reach, reach),
-            alibi_slopes=None if slopes is None else slopes.to(q.device, torch.float32),
+            alibi_slopes=None if slopes is None else torch.tensor(slopes, device=q.device, dtype=torch.float32),
         )

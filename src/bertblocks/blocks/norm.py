@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.kernels import liger
+from bertblocks.numerics import upcast
 from bertblocks.registry import Registry
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class DeepNorm(LayerNorm):
 
 @register_norm("rms")
 class RMSNorm(nn.Module):
-    """Root mean square normalisation (Zhang and Sennrich, 2019), computed in fp32."""
+    """Root mean square normalisation (Zhang and Sennrich, 2019), computed in fp32 at least."""
 
     def __init__(self, size: int, eps: float, bias: bool = False, kernel_backend: str = "torch") -> None:
         super().__init__()
@@ -54,8 +55,9 @@ class RMSNorm(nn.Module):
         if (kernels := liger(self.kernel_backend, x)) is not None:
             normed = kernels.rms_norm(x, self.weight, self.eps)
         else:
-            scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
-            normed = (x.float() * scale).to(x.dtype) * self.weight
+            precise = upcast(x)
+            scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + self.eps)
+            normed = (precise * scale).to(x.dtype) * self.weight
         return normed if self.bias is None else normed + self.bias
 
     def extra_repr(self) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bertblocks.layout import SequenceLayout
+from bertblocks.numerics import upcast
 from bertblocks.registry import Registry
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class SinusoidalPosition(EmbeddingPosition):
 class BlockPosition(nn.Module):
     """How attention knows order: by turning queries and keys, by adding a bias that depends on distance, or both."""
 
-    #: ALiBi slopes, which flash-attn takes in place of a bias.
-    slopes: Tensor | None = None
+    #: ALiBi's slope of every head, which flash-attn takes in place of a bias.
+    slopes: tuple[float, ...] | None = None
     has_bias = False
 
     @classmethod
@@ -108,27 +109,23 @@ class ALiBi(BlockPosition):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.slopes = alibi_slopes(num_heads)
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> ALiBi:
         return cls(config.num_attention_heads)
 
-    @property
-    def slopes(self) -> Tensor:  # type: ignore[override]
-        return torch.tensor(alibi_slopes(self.num_heads))
-
     def bias(self, distance: Tensor) -> Tensor:
-        slopes = self.slopes.to(distance.device).view(-1, *(1,) * distance.dim())
+        slopes = torch.tensor(self.slopes, device=distance.device).view(-1, *(1,) * distance.dim())
         return -slopes * distance.abs()
 
 
-def alibi_slopes(num_heads: int) -> list[float]:
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """2^(-8(k+1)/n) for a power of two; otherwise those of the next lower one, then every second of twice that."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (k + 1) / power) for k in range(power)]
     finer = [2 ** (-8 * (k + 1) / (2 * power)) for k in range(0, 2 * power, 2)]
-    return slopes + finer[: num_heads - power]
+    return (*slopes, *finer[: num_heads - power])
 
 
 @register_position("rope")
@@ -212,7 +209,7 @@ class RotaryPosition(BlockPosition):
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part = x[..., : self.rotary_dim].float()
+        part = upcast(x[..., : self.rotary_dim])
         if self.interleaved:
             a, b = part[..., 0::2], part[..., 1::2]
             turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)

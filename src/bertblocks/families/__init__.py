@@ -17,8 +17,12 @@ from bertblocks.families.family import Family
 from bertblocks.families.files import read_checkpoint
 from bertblocks.families.modernbert import MODERNBERT
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.models.base import HEAD_PARTS
 from bertblocks.models.initialization import init_module
 from bertblocks.registry import nearest
+
+#: Parts that a checkpoint may lack as a whole.
+FRESH_PARTS = {"model.pooler", *HEAD_PARTS}
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (BERT, MODERNBERT)}
 
@@ -83,13 +87,14 @@ def _load(
         model = TASK_MODELS[task](config)
     tied = set(model.all_tied_weights_keys)
     expected = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    state, missing = family.read_weights(tensors, list(expected), config, task)
+    state, missing, unused = family.read_weights(tensors, list(expected), config, task)
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
             raise ValueError(
                 f"{label}: {name} has shape {list(tensor.shape)}; its config asks for {list(expected[name].shape)}."
             )
     fresh = _fresh_parts(model, missing, label)
+    family.refuse_unused(unused, label)
     model.load_state_dict(state, strict=False, assign=True)
     for part in fresh:
         part.to_empty(device="cpu")
@@ -103,21 +108,18 @@ def _has_pooler(tensors: dict[str, Tensor]) -> bool:
     return any(".pooler." in f".{name}" for name in tensors)
 
 
-def _fresh_parts(model: BertBlocksPreTrainedModel, missing: set[str], label: str) -> list[nn.Module]:
+def _fresh_parts(model: BertBlocksPreTrainedModel, missing: dict[str, str], label: str) -> list[nn.Module]:
     """The heads to be made anew; anything else that is missing, or a head missing in part, is an error."""
     parts = {}
-    for name in sorted(missing):
-        top = name.split(".")[0]
-        owner = "model.pooler" if name.startswith("model.pooler.") else top
-        siblings = {other for other in model.state_dict() if other.startswith(owner + ".")}
-        tied = set(model.all_tied_weights_keys)
-        if owner == "model" or not siblings - tied <= missing:
-            raise ValueError(
-                f"{label}: the checkpoint lacks {name!r} ({len(missing)} missing in all); nothing was loaded."
-            )
+    needed = set(model.state_dict()) - set(model.all_tied_weights_keys)
+    for name, source in missing.items():
+        owner = "model.pooler" if name.startswith("model.pooler.") else name.split(".")[0]
+        siblings = {other for other in needed if other.startswith(owner + ".")}
+        if owner not in FRESH_PARTS or not siblings <= set(missing):
+            raise ValueError(f"{label}: the checkpoint lacks {source!r}; nothing was loaded.")
         parts[owner] = model.get_submodule(owner)
     if parts:
-        warnings.warn(f"{label} has no {', '.join(parts)}: made fresh, to be trained.", stacklevel=4)
+        warnings.warn(f"{label} has no {', '.join(sorted(parts))}: made fresh, to be trained.", stacklevel=4)
     return list(parts.values())
 
 
@@ -129,9 +131,10 @@ def to_huggingface(model: BertBlocksPreTrainedModel, family: str | None = None) 
         >>> type(to_huggingface(BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")))).__name__
         'ModernBertForMaskedLM'
     """
-    candidates = [_family(family)] if family else list(FAMILIES.values())
+    if family is not None:
+        return _export(model, _family(family))
     refusals: list[str] = []
-    for candidate in candidates:
+    for candidate in FAMILIES.values():
         try:
             return _export(model, candidate)
         except ConfigError as error:

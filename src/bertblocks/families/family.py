@@ -151,13 +151,11 @@ class Family:
 
     def read_weights(
         self, theirs: dict[str, Tensor], expected: list[str], config: BertBlocksConfig, task: str
-    ) -> tuple[dict[str, Tensor], set[str]]:
-        """Our tensors under the names `expected`, and the names for which theirs has nothing.
-
-        Every tensor of theirs must be used, or be one that holds nothing to read or belongs to another task's head.
-        """
+    ) -> tuple[dict[str, Tensor], dict[str, str], set[str]]:
+        """Our tensors under the names `expected`; those that theirs has no source for, with its name; theirs unused."""
         theirs = {self._plain_name(name): tensor for name, tensor in theirs.items()}
         ours: dict[str, Tensor] = {}
+        missing = dict.fromkeys(expected, "a rule")
         used: set[str] = set()
         prefix = "" if task == "base" else "model."
         for one, in_encoder in self.rules(config, task):
@@ -166,11 +164,12 @@ class Family:
                 if name != stem and not name.startswith(stem + "."):
                     continue
                 sources = [source + name[len(stem) :] for source in one.theirs]
-                if all(source in theirs for source in sources):
+                if lacking := [source for source in sources if source not in theirs]:
+                    missing[name] = lacking[0]
+                else:
                     ours[name] = one.read([theirs[source] for source in sources])
                     used.update(sources)
-        self._refuse_leftovers(set(theirs) - used, task)
-        return ours, set(expected) - set(ours)
+        return ours, {name: source for name, source in missing.items() if name not in ours}, set(theirs) - used
 
     def write_weights(self, ours: dict[str, Tensor], config: BertBlocksConfig, task: str) -> dict[str, Tensor]:
         """Their tensors from all of ours."""
@@ -196,10 +195,10 @@ class Family:
             name = re.sub(old, new, name)
         return name.removeprefix(self.prefix + ".")
 
-    def _refuse_leftovers(self, names: set[str], task: str) -> None:
+    def refuse_unused(self, names: set[str], label: str) -> None:
         """Tensors of theirs that went nowhere are an error, unless another task's head accounts for them."""
         heads = [stem for rules in self.head_rules.values() for one in rules for stem in one.theirs]
         for name in sorted(names):
             is_head = any(name == stem or name.startswith(stem + ".") for stem in heads)
             if not is_head and not any(re.search(pattern, name) for pattern in self.ignored):
-                raise ValueError(f"{name!r} is no tensor of a {self.name} checkpoint for {task} with this config.")
+                raise ValueError(f"{label}: {name!r} has no place in a {self.name} model with this config.")

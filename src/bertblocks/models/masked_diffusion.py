@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.masked_lm import IGNORE, LanguageModel
+from bertblocks.numerics import upcast
 
 
 class BertBlocksForMaskedDiffusion(LanguageModel):
@@ -78,7 +79,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             targets = layout.real_labels(labels, IGNORE)
             rows = (targets != IGNORE).nonzero().squeeze(1)
             scored = self.logits(encoded.hidden[rows]) if logits is None else logits[rows]
-            losses = F.cross_entropy(scored.float(), targets[rows], reduction="none")
+            losses = F.cross_entropy(upcast(scored), targets[rows], reduction="none")
             weighted = (losses / timesteps.to(losses)[layout.sequence_ids[rows]]).sum()
             if num_items_in_batch is None:
                 num_items_in_batch = real if drawn else layout.length_tensor.sum()
@@ -176,8 +177,8 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                 todo = (block_of == block) & open_
                 if not todo.any():
                     break
-                logits = self(input_ids=ids, attention_mask=attention_mask, return_logits=True).logits.float()
-                tokens, sureness = self._choose(logits, temperature, top_k, top_p, generator)
+                logits = self(input_ids=ids, attention_mask=attention_mask, return_logits=True).logits
+                tokens, sureness = self._choose(upcast(logits), temperature, top_k, top_p, generator)
                 chosen = _reveal(todo, sureness, passes - index, order, generator)
                 ids = torch.where(chosen, tokens, ids)
                 open_ = open_ & ~chosen

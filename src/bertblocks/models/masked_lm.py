@@ -13,6 +13,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.kernels import liger
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
+from bertblocks.numerics import upcast
 
 #: The label of tokens that are not scored.
 IGNORE = -100
@@ -49,7 +50,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if kernels is not None and self.logit_scale is None:
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
-        return F.cross_entropy(self.logits(hidden).float(), labels, reduction="sum")
+        return F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="sum")
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -108,7 +109,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         if labels is not None:
             targets = layout.real_labels(labels, IGNORE)
             if logits is not None:
-                total = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+                total = F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum")
             else:
                 rows = (targets != IGNORE).nonzero().squeeze(1)
                 total = self.summed_loss(hidden[rows], targets[rows])

@@ -14,6 +14,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
+from bertblocks.numerics import upcast
 
 
 class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
@@ -90,4 +91,4 @@ def _span_loss(scores: Tensor, positions: Tensor) -> Tensor:
     """Cross-entropy over a row's tokens; a position outside of the row, as a cut text gives, is not scored."""
     length = scores.shape[1]
     positions = positions.view(-1).clamp(0, length)
-    return F.cross_entropy(scores.float(), positions, ignore_index=length)
+    return F.cross_entropy(upcast(scores), positions, ignore_index=length)

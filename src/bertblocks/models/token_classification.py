@@ -13,6 +13,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.models.model import BertBlocksModel
+from bertblocks.numerics import upcast
 
 
 class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
@@ -69,7 +70,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         if labels is not None:
             targets = layout.real_labels(labels, IGNORE)
             count = (targets != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum") / count
+            loss = F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum") / count
         return TokenClassifierOutput(
             loss=loss,
             logits=layout.scatter(logits),

@@ -1,0 +1,54 @@
+"""Floating point operations of a forward pass.
+
+Matrix products alone are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
+table lookups are left out; they are below one per cent in models of usual size. Attention counts the pairs that the
+pattern lets see one another, not what a backend computes beside them. A backward pass takes twice the forward.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from bertblocks.anatomy.parameters import part_of
+from bertblocks.blocks.attention import Attention
+from bertblocks.models import BertBlocksForSequenceClassification, BertBlocksModel, BertBlocksPreTrainedModel
+
+PROJECTIONS, SCORES, FEED_FORWARD, HEAD = "attention projections", "attention over keys", "feed-forward", "head"
+
+
+def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]:
+    """FLOPs of one sequence of `length` tokens, by part and in all.
+
+    Every linear layer sees every token, but the heads of `BertBlocksModel` and of sequence classification see one row.
+    The masked-LM head scores all tokens here, as it does outside of training.
+    """
+    one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
+    counts = dict.fromkeys((PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            part = part_of(name)
+            rows = 1 if part == HEAD and one_row else length
+            flops = 2 * rows * module.in_features * module.out_features
+            counts[PROJECTIONS if part == "attention" else part] += flops
+        elif isinstance(module, Attention):
+            pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
+            # one product for the scores, one for the values
+            counts[SCORES] += 2 * 2 * pairs * module.num_heads * module.head_dim
+    return {**counts, "total": sum(counts.values())}
+
+
+def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:
+    """How many (query, key) pairs of a sequence see one another.
+
+    Example:
+        >>> visible_pairs(10, None), visible_pairs(10, 1), visible_pairs(10, 1, num_global_tokens=1)
+        (100, 28, 44)
+    """
+    if half_window is None:
+        return length * length
+    num_global = min(num_global_tokens, length)
+    rest = length - num_global
+    reach = min(half_window, max(rest - 1, 0))
+    # at distance d on either side there are rest - d pairs
+    near = rest + 2 * (reach * rest - reach * (reach + 1) // 2)
+    return length * length - rest * rest + near

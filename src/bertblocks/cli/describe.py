@@ -1,0 +1,116 @@
+"""`bertblocks describe`: what an encoder is made of and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from bertblocks.anatomy import Anatomy, Node
+    from bertblocks.cli.source import Source
+
+NOTES = (
+    "FLOPs: matrix products of a forward pass (2 m n k each, with the window in local layers); training takes thrice.",
+    "Memory: activations in fp32, without weights, with fused attention. Inference: the most that live at once.",
+    "Training: what a forward pass keeps for the backward pass; 30 % of the tokens reach a masked-LM head.",
+)
+
+
+def describe(
+    name_or_path: Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help=SOURCE_HELP)],
+    task: Task = "masked-lm",
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", min=1, help="Tokens at which to report cost; may be repeated.", show_default=False),
+    ] = None,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a mermaid diagram instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the modules, parameters, FLOPs and memory of an encoder."""
+    if as_mermaid and as_json:
+        raise typer.BadParameter("--mermaid and --json exclude each other.")
+    from bertblocks.cli.source import fail, load_source
+
+    source = load_source(name_or_path)
+
+    from bertblocks.anatomy import analyze, build, mermaid
+    from bertblocks.checks import ConfigError
+    from bertblocks.cli.output import print_json
+
+    if as_mermaid:
+        typer.echo(mermaid(build(source.config, task)))
+        return
+    try:
+        anatomy = analyze(source.config, task, length or None)
+    except ConfigError as error:
+        fail(error)
+    if as_json:
+        print_json(_as_json(source, anatomy))
+    else:
+        _print(source, anatomy)
+
+
+def _as_json(source: Source, anatomy: Anatomy) -> dict[str, Any]:
+    import dataclasses
+
+    from bertblocks.checks import own_keys
+
+    config = source.config
+    return {
+        "name": source.name,
+        "description": source.description,
+        "summary": anatomy.summary,
+        "task": anatomy.task,
+        "config": {key: getattr(config, key) for key in own_keys(type(config))},
+        "parameters": anatomy.parameters,
+        "costs": [{**dataclasses.asdict(cost), "flops_per_token": cost.flops_per_token} for cost in anatomy.costs],
+        "tree": dataclasses.asdict(anatomy.tree),
+    }
+
+
+def _print(source: Source, anatomy: Anatomy) -> None:
+    from rich.text import Text
+
+    from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
+
+    console = make_console()
+    console.print(Text.assemble((source.name, "bold"), f"  {source.description}"))
+    console.print(anatomy.summary)
+    console.print()
+    console.print(_rich_tree(anatomy.tree))
+
+    total = anatomy.parameters["total"]
+    table = make_table(["part", "parameters", "share"])
+    for part, count in anatomy.parameters.items():
+        table.add_row(part, f"{count:,}", f"{count / total:.1%}", style="bold" if part == "total" else None)
+    print_table(console, f"Parameters ({anatomy.task})", table)
+
+    parts = list(anatomy.costs[0].flops)
+    table = make_table(["length", *parts], text_columns=0)
+    for cost in anatomy.costs:
+        table.add_row(str(cost.length), *(write_flops(cost.flops_per_token[part]) for part in parts))
+    print_table(console, "FLOPs per token", table)
+
+    table = make_table(["length", "inference", "training"], text_columns=0)
+    for cost in anatomy.costs:
+        table.add_row(str(cost.length), write_bytes(cost.inference_bytes), write_bytes(cost.training_bytes))
+    print_table(console, "Activation memory of one sequence", table)
+    console.print()
+    for note in NOTES:
+        console.print(Text(note, style="dim"))
+
+
+def _rich_tree(node: Node, parent: Tree | None = None) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    label = Text(node.label)
+    branch = Tree(label) if parent is None else parent.add(label)
+    for child in node.children:
+        _rich_tree(child, branch)
+    return branch

@@ -1,0 +1,41 @@
+"""The `bertblocks` command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertblocks import __version__
+from bertblocks.cli.compare import compare
+from bertblocks.cli.describe import describe
+from bertblocks.cli.presets import presets
+
+app = typer.Typer(
+    help="Build, bring, pretrain, fine-tune and run any BERT-like encoder from one config.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(describe)
+app.command()(compare)
+app.command()(presets)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bertblocks {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    app()

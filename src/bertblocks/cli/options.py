@@ -1,0 +1,16 @@
+"""Arguments and options that commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+SOURCE_HELP = (
+    "A preset (see `bertblocks presets`), a folder with a config.json of BertBlocks or of a transformers family that "
+    "BertBlocks reads, or a .json config file. Weights are not needed."
+)
+
+TaskName = Literal["base", "masked-lm", "sequence-classification", "token-classification", "question-answering"]
+Task = Annotated[TaskName, typer.Option("--task", help="The head that is on the encoder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -1,0 +1,71 @@
+"""How commands print: tables on a terminal, the same without colour or line breaks into a pipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+#: Wide enough that nothing is cut or wrapped when a program reads the output.
+PIPE_WIDTH = 100_000
+
+
+def make_console() -> Console:
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, emoji=False, highlight=False, width=PIPE_WIDTH)
+    return console
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(console: Console, title: str, table: Table) -> None:
+    """A table under its title and an empty line."""
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def make_table(columns: Sequence[str], text_columns: int = 1) -> Table:
+    """A table whose first `text_columns` columns hold text and the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for index, column in enumerate(columns):
+        if index < text_columns:
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def write_flops(flops: float) -> str:
+    """Operations with a unit.
+
+    Example:
+        >>> write_flops(1_500_000), write_flops(2.5e9), write_flops(0)
+        ('1.50 M', '2.50 G', '0')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops >= size:
+            return f"{flops / size:,.2f} {unit}"
+    return f"{flops:,.3g}"
+
+
+def write_bytes(count: float) -> str:
+    """Bytes with a unit.
+
+    Example:
+        >>> write_bytes(3 * 2**20), write_bytes(1536)
+        ('3.0 MiB', '1.5 KiB')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 2**10:,.1f} KiB"

@@ -1,0 +1,34 @@
+"""`bertblocks presets`: the architectures that come with the library."""
+
+from __future__ import annotations
+
+from bertblocks.cli.options import AsJson
+
+
+def presets(as_json: AsJson = False) -> None:
+    """List the known architectures, with the parameters of their masked-LM model."""
+    from bertblocks.anatomy import build, count_parameters
+    from bertblocks.cli.output import make_console, make_table, print_json
+    from bertblocks.config import BertBlocksConfig
+    from bertblocks.presets import preset_names, read_preset
+
+    rows = []
+    for name in preset_names():
+        config = BertBlocksConfig.from_preset(name)
+        rows.append(
+            {
+                "name": name,
+                "description": read_preset(name)["description"],
+                "layers": config.num_hidden_layers,
+                "hidden": config.hidden_size,
+                "heads": config.num_attention_heads,
+                "parameters": count_parameters(build(config, "masked-lm"))["total"],
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = make_table(list(rows[0]), text_columns=2)
+    for row in rows:
+        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in row.values()))
+    make_console().print(table)

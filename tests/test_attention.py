@@ -1,0 +1,200 @@
+"""Backends against the plainest attention there is, and what each refuses."""
+
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+
+from bertblocks.backends import AttentionPattern, EagerBackend, FlashBackend, SdpaBackend, get_backend
+from bertblocks.backends import flash as flash_module
+from bertblocks.backends import sdpa as sdpa_module
+from bertblocks.blocks.position import ALiBi, BlockPosition, alibi_slopes
+from bertblocks.layout import SequenceLayout
+from helpers import EDGE_LENGTHS, WINDOW, naive_attention
+
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+
+
+def flat_qkv(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(tokens, HEADS, SIZE), torch.randn(tokens, KV_HEADS, SIZE), torch.randn(tokens, KV_HEADS, SIZE)
+
+
+def layouts(lengths: list[int]) -> dict[str, SequenceLayout]:
+    width = max(lengths)
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return {"ragged": SequenceLayout.from_mask(mask), "padded": SequenceLayout.from_mask(mask, unpad=False)}
+
+
+PATTERNS = {
+    "global": {},
+    "local": {"half_window": WINDOW // 2},
+    "local with global tokens": {"half_window": WINDOW // 2, "num_global_tokens": 2},
+    "window of nothing but oneself": {"half_window": 0},
+}
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "sdpa in blocks"])
+def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monkeypatch):
+    if backend == "sdpa in blocks":
+        monkeypatch.setattr(SdpaBackend, "block_size", 3)  # beyond two slabs of keys from 22 tokens on
+    lengths = [29, 1, 0, 9, 24]
+    layout = layouts(lengths)[kind]
+    options = PATTERNS[pattern]
+    q, k, v = flat_qkv(layout.positions.shape[0])
+    position = ALiBi(HEADS) if with_alibi else BlockPosition()
+    chosen = EagerBackend() if backend == "eager" else SdpaBackend()
+    out = chosen.attend(q, k, v, layout, AttentionPattern(position=position, **options), 0.4, 0.0)
+    slopes = alibi_slopes(HEADS) if with_alibi else None
+    for row, length in enumerate(lengths):
+        start = row * max(lengths) if kind == "padded" else sum(lengths[:row])
+        tokens = slice(start, start + length)
+        expected = naive_attention(q[tokens], k[tokens], v[tokens], 0.4, slopes=slopes, **options)
+        torch.testing.assert_close(out[tokens], expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend()], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
+    """Padding far from any real token in a local layer, and a row that is padding only."""
+    mask = torch.zeros(2, 30, dtype=torch.bool)
+    mask[0, :3] = True
+    layout = SequenceLayout.from_mask(mask, unpad=False)
+    q, k, v = (x.requires_grad_() for x in flat_qkv(60))
+    with_alibi = AttentionPattern(position=ALiBi(HEADS), **PATTERNS[pattern])
+    out = backend.attend(q, k, v, layout, with_alibi, 0.4, 0.0)
+    out.sum().backward()
+    assert torch.equal(out[30:], torch.zeros_like(out[30:]))
+    for x in (out, q.grad, k.grad, v.grad):
+        assert torch.isfinite(x).all()
+
+
+def test_local_layers_of_long_sequences_go_by_blocks():
+    """No matrix of length x length is made: the largest tensor stays linear in the length."""
+    backend, pattern = SdpaBackend(), AttentionPattern(half_window=64)
+    assert not backend.is_banded(65, pattern)
+    assert backend.is_banded(4096, pattern)
+    sizes = []
+    for length in (4096, 8192):
+        layout = SequenceLayout.from_shape(1, length, torch.device("cpu"))
+        largest = LargestTensor()
+        with largest, torch.no_grad():
+            q = torch.randn(length, 1, 8)
+            backend.attend(q, q, q, layout, pattern, 0.4, 0.0)
+        sizes.append(largest.numel)
+    assert sizes[1] <= 2.1 * sizes[0]
+
+
+class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the most numbers that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.untyped_storage().size() // tensor.element_size())
+        return out
+
+
+def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
+    layout = layouts([29, 9])["ragged"]
+    q, k, v = flat_qkv(38)
+    pattern = AttentionPattern(position=ALiBi(HEADS))
+    whole = SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0)
+    monkeypatch.setattr(sdpa_module, "MAX_BIAS_NUMBERS", HEADS * 29 * 5)
+    torch.testing.assert_close(SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend()], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
+    layout = layouts([12, 5])[kind]
+    tokens = layout.positions.shape[0]
+    q, k = torch.zeros(tokens, HEADS, SIZE), torch.zeros(tokens, HEADS, SIZE)
+    v = torch.ones(tokens, HEADS, SIZE)
+    draws = torch.stack([backend.attend(q, k, v, layout, AttentionPattern(), 1.0, 0.5)[0] for _ in range(400)])
+    assert draws.std() > 0.1
+    # the mean of 1600 sums of 12 weights of 1/12, each kept half of the time and doubled: sd 1 / sqrt(12 * 1600)
+    assert abs(draws[:, :, 0].mean() - 1) < 5 / (12 * 1600) ** 0.5
+
+
+# ---------------------------------------------------------------------- flash-attn, by its logic
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch):
+    """A stand-in for flash-attn's kernel, made of naive attention, that reads its arguments as the real one does."""
+    calls = []
+
+    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, window_size,
+               alibi_slopes):  # fmt: skip
+        calls.append(dropout_p)
+        assert cu_seqlens_q.dtype == torch.int32
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        bounds = cu_seqlens_q.tolist()
+        assert max_seqlen_q == max_seqlen_k == max(b - a for a, b in itertools.pairwise(bounds))
+        left, right = window_size
+        assert left == right
+        slopes = None if alibi_slopes is None else alibi_slopes.tolist()
+        half_window = None if left == -1 else left
+        parts = [
+            naive_attention(q[a:b], k[a:b], v[a:b], softmax_scale, half_window, 0, slopes)
+            for a, b in itertools.pairwise(bounds)
+        ]
+        return torch.cat(parts)
+
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=varlen))
+    monkeypatch.setattr(flash_module, "why_not_flash", lambda device, dtype: None)
+    return calls
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("pattern", ["global", "local"])
+@pytest.mark.parametrize("lengths", [EDGE_LENGTHS, [6, 6]], ids=["ragged", "uniform"])
+def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pattern, with_alibi):
+    layout = layouts(lengths)["ragged"]
+    q, k, v = flat_qkv(sum(lengths))
+    pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    out = FlashBackend().attend(q, k, v, layout, pattern, 0.4, 0.25)
+    torch.testing.assert_close(out, EagerBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), atol=2e-6, rtol=1e-5)
+    assert flash_on_cpu == [0.25]
+
+
+def test_flash_refuses_by_name_what_it_cannot_do(flash_on_cpu):
+    q, k, v = flat_qkv(12)
+    ragged = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    with pytest.raises(ValueError, match="no global tokens"):
+        FlashBackend().attend(q, k, v, ragged, AttentionPattern(4, 2), 0.4, 0.0)
+    holes = SequenceLayout.from_mask(torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]))
+    with pytest.raises(ValueError, match="key mask"):
+        FlashBackend().attend(q, k, v, holes, AttentionPattern(), 0.4, 0.0)
+
+    class OwnBias(BlockPosition):
+        has_bias = True
+
+    with pytest.raises(ValueError, match="knows no bias but ALiBi, not OwnBias"):
+        FlashBackend().attend(q, k, v, ragged, AttentionPattern(position=OwnBias()), 0.4, 0.0)
+
+
+def test_flash_without_cuda_is_an_error_and_auto_takes_sdpa(monkeypatch):
+    from bertblocks import BertBlocksModel
+    from helpers import tiny_config
+
+    cpu = torch.device("cpu")
+    assert isinstance(get_backend(tiny_config(), cpu, torch.float32), SdpaBackend)
+    with pytest.raises(RuntimeError, match="attention_backend is 'flash' but the model is on cpu"):
+        BertBlocksModel(tiny_config(attention_backend="flash"))(torch.tensor([[1, 2]]))
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: False)
+    assert "not installed" in flash_module.why_not_flash(cuda, torch.bfloat16)
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
+    assert "needs float16 or bfloat16" in flash_module.why_not_flash(cuda, torch.float32)
+    assert isinstance(get_backend(tiny_config(), cuda, torch.bfloat16), FlashBackend)
+    with_globals = tiny_config(local_attention=True, num_global_tokens=1)
+    assert isinstance(get_backend(with_globals, cuda, torch.bfloat16), SdpaBackend)
