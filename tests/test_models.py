@@ -246,9 +246,20 @@ def test_tied_and_untied_decoders():
     assert untied.decoder.weight is not untied.model.embedding.token.weight
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_resize_token_embeddings(tie):
-    model = BertBlocksForMaskedLM(tiny_config(tie_word_embeddings=tie)).eval()
+def test_attentions_by_config(tmp_path):
+    model = BertBlocksModel(tiny_config(attention_backend="sdpa"))
+    model.config.output_attentions = True
+    model.config.output_hidden_states = True
+    out = model(torch.tensor([[1, 2, 3]]))
+    assert (len(out.attentions), len(out.hidden_states)) == (3, 4)
+    model.save_pretrained(tmp_path)
+    assert BertBlocksModel.from_pretrained(tmp_path, output_attentions=False)(torch.tensor([[1, 2]])).attentions is None
+
+
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": False}, {"ngpt": True, "ngpt_logit_scale": True}])
+def test_resize_token_embeddings(options):
+    model = BertBlocksForMaskedLM(tiny_config(**options)).eval()
+    tie = not options
     ids = torch.tensor([[1, 2, 3]])
     before = model(ids).logits
     model.resize_token_embeddings(70)
@@ -257,6 +268,8 @@ def test_resize_token_embeddings(tie):
     after = model(torch.tensor([[1, 2, 3]])).logits
     torch.testing.assert_close(after[..., :60], before)
     assert model(torch.tensor([[69]])).logits.shape == (1, 1, 70)
+    model.resize_token_embeddings(50)
+    assert model(torch.tensor([[49]])).logits.shape == (1, 1, 50)
 
 
 # ---------------------------------------------------------------------- inside torch and transformers

@@ -322,6 +322,15 @@ class BertBlocksConfig(PreTrainedConfig):
         super().__setattr__(key, value)
 
     @property
+    def output_attentions(self) -> bool:
+        """Any backend will do: weights are computed by the eager one when they are asked for."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool) -> None:
+        self._output_attentions = value
+
+    @property
     def _attn_implementation(self) -> str | None:
         """transformers' name for `attention_backend`, which is what counts here."""
         return None

@@ -1,8 +1,8 @@
 """Floating point operations of a forward pass.
 
 Matrix products alone are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
-table lookups are left out; they are below one per cent in models of usual size. Attention counts the pairs that the
-pattern lets see one another, not what a backend computes beside them. A backward pass takes twice the forward.
+table lookups are left out. Attention counts the pairs that the pattern lets see one another, not what a backend
+computes beside them. A backward pass takes twice the forward.
 """
 
 from __future__ import annotations

@@ -90,15 +90,16 @@ def _print(source: Source, anatomy: Anatomy) -> None:
         table.add_row(part, f"{count:,}", f"{count / total:.1%}", style="bold" if part == "total" else None)
     print_table(console, f"Parameters ({anatomy.task})", table)
 
-    parts = list(anatomy.costs[0].flops)
-    table = make_table(["length", *parts], text_columns=0)
-    for cost in anatomy.costs:
-        table.add_row(str(cost.length), *(write_flops(cost.flops_per_token[part]) for part in parts))
+    lengths = [str(cost.length) for cost in anatomy.costs]
+    table = make_table(["length", *lengths])
+    for part in anatomy.costs[0].flops:
+        numbers = [write_flops(cost.flops_per_token[part]) for cost in anatomy.costs]
+        table.add_row(part, *numbers, style="bold" if part == "total" else None)
     print_table(console, "FLOPs per token", table)
 
-    table = make_table(["length", "inference", "training"], text_columns=0)
-    for cost in anatomy.costs:
-        table.add_row(str(cost.length), write_bytes(cost.inference_bytes), write_bytes(cost.training_bytes))
+    table = make_table(["length", *lengths])
+    table.add_row("inference", *(write_bytes(cost.inference_bytes) for cost in anatomy.costs))
+    table.add_row("training", *(write_bytes(cost.training_bytes) for cost in anatomy.costs))
     print_table(console, "Activation memory of one sequence", table)
     console.print()
     for note in NOTES:

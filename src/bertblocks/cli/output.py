@@ -35,13 +35,13 @@ def print_table(console: Console, title: str, table: Table) -> None:
 
 
 def make_table(columns: Sequence[str], text_columns: int = 1) -> Table:
-    """A table whose first `text_columns` columns hold text and the others numbers."""
+    """A table whose first `text_columns` columns hold text and the others numbers; a name or a number is never cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for index, column in enumerate(columns):
-        if index < text_columns:
-            table.add_column(column, overflow="fold")
-        else:
-            table.add_column(column, justify="right", no_wrap=True)
+        is_text = index < text_columns
+        table.add_column(
+            column, justify="left" if is_text else "right", no_wrap=index == 0 or not is_text, overflow="fold"
+        )
     return table
 
 

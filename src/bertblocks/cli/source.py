@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -43,15 +43,12 @@ def load_source(name_or_path: str) -> Source:
 
 def _find_source(name_or_path: str) -> Source:
     from bertblocks.config import BertBlocksConfig
-    from bertblocks.families.files import read_json
     from bertblocks.presets import preset_names, read_preset
 
     path = Path(name_or_path)
     if name_or_path not in preset_names():
         if path.exists():
-            file = path / "config.json" if path.is_dir() else path
-            description, config = _read_config(file, read_json(file))
-            return Source(name_or_path, description, config)
+            return _read_source(name_or_path, path / "config.json" if path.is_dir() else path)
         if path.name != name_or_path or path.suffix == ".json":
             raise FileNotFoundError(
                 f"{name_or_path} does not exist; give a preset, a folder with a config.json, or a .json file."
@@ -60,23 +57,15 @@ def _find_source(name_or_path: str) -> Source:
     return Source(name_or_path, description, BertBlocksConfig.from_preset(name_or_path))
 
 
-def _read_config(file: Path, values: dict[str, Any]) -> tuple[str, BertBlocksConfig]:
-    """What a config file holds, in words and as a config. A file without `model_type` holds BertBlocks' own keys."""
-    import transformers
+def _read_source(name: str, file: Path) -> Source:
+    from bertblocks.families import read_config
+    from bertblocks.families.files import read_json
 
-    from bertblocks.config import BertBlocksConfig
-    from bertblocks.families import FAMILIES
-    from bertblocks.registry import nearest
-
-    own = BertBlocksConfig.model_type
-    family = values.get("model_type", own)
-    if family not in (own, *FAMILIES):
-        readable = ", ".join((own, *FAMILIES))
-        fail(f"{file}: model_type is {family!r}; BertBlocks reads {readable}{nearest(family, FAMILIES)}.")
+    values = read_json(file)
     try:
-        if family == own:
-            return "a BertBlocks config", BertBlocksConfig.from_dict(values)
-        theirs = getattr(transformers, FAMILIES[family].config_class).from_dict(values)
-        return f"a config of transformers' {family} family", BertBlocksConfig.from_huggingface(theirs)
-    except Exception as error:  # a config class may raise anything at values that it does not expect
-        fail(f"{file} is no valid {family} config: {error}")
+        config = read_config(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    family = values.get("model_type", config.model_type)
+    is_own = family == config.model_type
+    return Source(name, "a BertBlocks config" if is_own else f"a config of transformers' {family} family", config)

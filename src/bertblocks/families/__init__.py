@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.checks import ConfigError
+from bertblocks.config import BertBlocksConfig
 from bertblocks.families.bert import BERT
 from bertblocks.families.family import Family
 from bertblocks.families.files import read_checkpoint
@@ -31,12 +33,28 @@ def family_of_config(config: PreTrainedConfig) -> Family:
     return _family(config.model_type)
 
 
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
+def _family(name: Any) -> Family:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(
             f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}{nearest(name, FAMILIES)}."
         )
     return FAMILIES[name]
+
+
+def read_config(values: dict[str, Any]) -> BertBlocksConfig:
+    """The architecture of a config.json in BertBlocks' own keys (with or without `model_type`) or a family's."""
+    name = values.get("model_type", BertBlocksConfig.model_type)
+    if name == BertBlocksConfig.model_type:
+        return BertBlocksConfig.from_dict(values)
+    return _family(name).read_config(_parse_config(_family(name), values))
+
+
+def _parse_config(family: Family, values: dict[str, Any]) -> PreTrainedConfig:
+    """transformers' config object, whose defaults and old spellings are transformers' own."""
+    try:
+        return getattr(transformers, family.config_class).from_dict(values)
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"This is no valid {family.name} config: {' '.join(str(error).split())}") from error
 
 
 def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = None) -> BertBlocksPreTrainedModel:
@@ -59,7 +77,7 @@ def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = No
     else:
         values, tensors = read_checkpoint(source)
         family = _family(values.get("model_type", "none"))
-        config = getattr(transformers, family.config_class).from_dict(values)
+        config = _parse_config(family, values)
         architecture, label = (config.architectures or [family.model_classes["base"]])[0], str(source)
     task = task or _task_of(family, architecture)
     if task not in family.model_classes:

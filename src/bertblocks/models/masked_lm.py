@@ -39,6 +39,13 @@ class LanguageModel(BertBlocksPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **options) -> nn.Embedding:
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **options)
+        if self.logit_scale is not None:
+            old = self.logit_scale.data[: self.config.vocab_size]
+            self.logit_scale = nn.Parameter(F.pad(old, (0, self.config.vocab_size - len(old)), value=1.0))
+        return embeddings
+
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden]` -> `[rows, vocabulary]`."""
         logits = self.decoder(hidden if self.head is None else self.head(hidden))
