@@ -7,12 +7,13 @@ import types
 import pytest
 import torch
 
+from bertblocks import BertBlocksModel
 from bertblocks.backends import AttentionPattern, EagerBackend, FlashBackend, SdpaBackend, get_backend
 from bertblocks.backends import flash as flash_module
 from bertblocks.backends import sdpa as sdpa_module
 from bertblocks.blocks.position import ALiBi, BlockPosition, alibi_slopes
 from bertblocks.layout import SequenceLayout
-from helpers import EDGE_LENGTHS, WINDOW, naive_attention
+from helpers import EDGE_LENGTHS, WINDOW, naive_attention, tiny_config
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 
@@ -150,7 +151,7 @@ def flash_on_cpu(monkeypatch):
         return torch.cat(parts)
 
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=varlen))
-    monkeypatch.setattr(flash_module, "why_not_flash", lambda device, dtype: None)
+    monkeypatch.setattr(flash_module, "why_not_flash", lambda *_: None)
     return calls
 
 
@@ -166,35 +167,51 @@ def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pat
     assert flash_on_cpu == [0.25]
 
 
-def test_flash_refuses_by_name_what_it_cannot_do(flash_on_cpu):
-    q, k, v = flat_qkv(12)
-    ragged = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
-    with pytest.raises(ValueError, match="no global tokens"):
-        FlashBackend().attend(q, k, v, ragged, AttentionPattern(4, 2), 0.4, 0.0)
-    holes = SequenceLayout.from_mask(torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]))
-    with pytest.raises(ValueError, match="key mask"):
-        FlashBackend().attend(q, k, v, holes, AttentionPattern(), 0.4, 0.0)
-
-    class OwnBias(BlockPosition):
-        has_bias = True
-
-    with pytest.raises(ValueError, match="knows no bias but ALiBi, not OwnBias"):
-        FlashBackend().attend(q, k, v, ragged, AttentionPattern(position=OwnBias()), 0.4, 0.0)
+def why_not(config_device="cuda", dtype=torch.bfloat16, layout=None, **pattern) -> str | None:
+    layout = layout or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    return flash_module.why_not_flash(torch.device(config_device), dtype, layout, AttentionPattern(**pattern))
 
 
-def test_flash_without_cuda_is_an_error_and_auto_takes_sdpa(monkeypatch):
-    from bertblocks import BertBlocksModel
-    from helpers import tiny_config
+class OwnBias(BlockPosition):
+    has_bias = True
 
-    cpu = torch.device("cpu")
-    assert isinstance(get_backend(tiny_config(), cpu, torch.float32), SdpaBackend)
-    with pytest.raises(RuntimeError, match="attention_backend is 'flash' but the model is on cpu"):
-        BertBlocksModel(tiny_config(attention_backend="flash"))(torch.tensor([[1, 2]]))
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: False)
-    assert "not installed" in flash_module.why_not_flash(cuda, torch.bfloat16)
+
+HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"config_device": "cpu"}, "the model is on cpu and flash-attn needs CUDA"),
+        ({"dtype": torch.float32}, "the model is in float32 and flash-attn needs float16 or bfloat16"),
+        ({"layout": SequenceLayout.from_mask(HOLES)}, "the batch keeps its padding"),
+        ({"half_window": 4, "num_global_tokens": 2}, "a local layer has num_global_tokens"),
+        ({"position": OwnBias()}, "knows no bias but ALiBi, not OwnBias"),
+    ],
+)
+def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(options, reason, monkeypatch):
     monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
-    assert "needs float16 or bfloat16" in flash_module.why_not_flash(cuda, torch.float32)
-    assert isinstance(get_backend(tiny_config(), cuda, torch.bfloat16), FlashBackend)
-    with_globals = tiny_config(local_attention=True, num_global_tokens=1)
-    assert isinstance(get_backend(with_globals, cuda, torch.bfloat16), SdpaBackend)
+    assert reason in why_not(**options)
+    device, dtype = torch.device(options.get("config_device", "cuda")), options.get("dtype", torch.bfloat16)
+    layout = options.get("layout") or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    rest = {key: value for key, value in options.items() if key in ("half_window", "num_global_tokens", "position")}
+    patterns = [AttentionPattern(), AttentionPattern(**rest)]
+    assert isinstance(get_backend("auto", device, dtype, layout, patterns), SdpaBackend)
+    assert isinstance(get_backend("flash", device, dtype, layout, patterns), FlashBackend)
+
+
+def test_auto_takes_flash_where_everything_is_there(monkeypatch):
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
+    assert why_not(half_window=4, position=ALiBi(HEADS)) is None
+    layout = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    cuda, patterns = torch.device("cuda"), [AttentionPattern(4), AttentionPattern(position=ALiBi(HEADS))]
+    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), FlashBackend)
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: False)
+    assert why_not() == "the package flash-attn is not installed"
+    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), SdpaBackend)
+
+
+def test_flash_asked_for_without_cuda_is_a_clear_error():
+    model = BertBlocksModel(tiny_config(attention_backend="flash"))
+    with pytest.raises(ValueError, match="attention_backend is 'flash' but the model is on cpu"):
+        model(torch.tensor([[1, 2]]))

@@ -87,7 +87,9 @@ def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_l
     ids, mask = pad_ids(
         [torch.tensor([5, MASK, MASK, 8, MASK, MASK, MASK]), torch.tensor([MASK, 9]), torch.tensor([7])]
     )
+    model.train()  # dropout is off all the same, and training goes on as before
     filled = model.infill(ids, mask, steps=steps, order=order, block_length=block_length, **sampling)
+    assert model.training
     was_open = ids == MASK
     assert torch.equal(filled[~was_open], ids[~was_open])
     assert not torch.isin(filled[was_open], torch.tensor([MASK, PAD])).any()
@@ -96,9 +98,8 @@ def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_l
 def reveals(model, ids, **options) -> list[list[int]]:
     """Which slots of the first row were filled by each forward pass."""
     seen = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"][0].clone()), with_kwargs=True
-    )
+    embedding = model.model.embedding.token
+    handle = embedding.register_forward_hook(lambda module, args, output: seen.append(args[0].clone()))
     final = model.infill(ids, **options)[0]
     handle.remove()
     states = [*seen, final]

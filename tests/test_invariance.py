@@ -18,19 +18,20 @@ def configs(draw):
         "hidden_act": draw(st.sampled_from(["gelu", "silu", "relu", "tanh"])),
         "embd_pos_enc_kind": draw(st.sampled_from(["learned", "sinusoidal", "none"])),
         "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "none"])),
-        "rope_interleaved": draw(st.booleans()),
         "num_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "qk_norm": draw(st.booleans()),
         "parallel_block": draw(st.booleans()),
         "local_attention": draw(st.booleans()),
-        "global_attention_every_n_layers": draw(st.sampled_from([None, 1, 2])),
         "attention_backend": draw(st.sampled_from(["eager", "sdpa"])),
         "unpad": draw(st.booleans()),
     }
     positions = ["post"] if options["norm_fn"] == "deep" else ["pre", "post", "pre_and_post", "sandwich", "none"]
     options["norm_pos"] = draw(st.sampled_from(positions))
     if options["local_attention"]:
+        options["global_attention_every_n_layers"] = draw(st.sampled_from([None, 1, 2]))
         options["num_global_tokens"] = draw(st.sampled_from([0, 1, 3]))
+    if options["block_pos_enc_kind"] == "rope":
+        options["rope_interleaved"] = draw(st.booleans())
     if options["block_pos_enc_kind"] == "rope" and draw(st.booleans()):
         options["rope_scaling"] = {"rope_type": draw(st.sampled_from(["linear", "dynamic"])), "factor": 2.0}
         options["max_position_embeddings"] = 64

@@ -70,6 +70,8 @@ LAYER_KEYS = {
     "mlp_output_dropout",
 }
 
+LOCAL_LAYER_KEYS = {"local_attention_window_size", "num_global_tokens", "local_rope_theta", "local_rope_scaling"}
+
 #: What nGPT fixes, and why.
 NGPT_VALUES = {
     "norm_pos": ("none", "its blocks normalise to the unit sphere instead"),
@@ -168,6 +170,8 @@ def _check_layers(config: BertBlocksConfig) -> None:
         _refuse(config, "local_attention", "it must be true when layer_types has local layers")
     if config.global_attention_every_n_layers is not None and config.global_attention_every_n_layers < 1:
         _refuse(config, "global_attention_every_n_layers", "it must be at least 1, or null for local layers only")
+    if config.global_attention_every_n_layers is not None and not config.local_attention:
+        _refuse(config, "global_attention_every_n_layers", "it goes with local_attention true")
     for index, overrides in (config.layer_overrides or {}).items():
         if not isinstance(index, int) or not 0 <= index < config.num_hidden_layers:
             _refuse(
@@ -180,6 +184,8 @@ def _check_layers(config: BertBlocksConfig) -> None:
                     "layer_overrides",
                     f"layer {index} has {key!r}, which no layer can have of its own{nearest(key, LAYER_KEYS)}",
                 )
+            if key in LOCAL_LAYER_KEYS and config.layer_types[index] == "global":
+                _refuse(config, "layer_overrides", f"layer {index} is global, where {key!r} means nothing")
     for index in config.layer_overrides or {}:
         layer = config.for_layer(index)
         _check_types(layer)
@@ -213,6 +219,10 @@ def _check_combinations(config: BertBlocksConfig) -> None:
             config,
             "partial_rotary_factor",
             f"it must leave an even number of units to turn, and head_dim is {config.head_dim}",
+        )
+    if config.rope_interleaved and config.block_pos_enc_kind != "rope":
+        _refuse(
+            config, "rope_interleaved", f"it goes with block_pos_enc_kind 'rope', not {config.block_pos_enc_kind!r}"
         )
     if config.position_offset and config.embd_pos_enc_kind != "learned":
         _refuse(

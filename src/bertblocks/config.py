@@ -66,9 +66,13 @@ class BertBlocksConfig(PreTrainedConfig):
     model_type: ClassVar[str] = "bertblocks"
 
     # ---- sizes
+    #: Rows of the token embedding.
     vocab_size: int = 30522
+    #: Units of a token's vector between layers.
     hidden_size: int = 768
+    #: Layers.
     num_hidden_layers: int = 12
+    #: Query heads of a layer.
     num_attention_heads: int = 12
     #: Key/value heads: query head h uses number h * num_kv_heads // num_attention_heads. Implied: one per query head.
     num_kv_heads: int = IMPLIED
@@ -82,10 +86,15 @@ class BertBlocksConfig(PreTrainedConfig):
     type_vocab_size: int = 2
 
     # ---- special tokens
+    #: Padding; its embedding starts at 0 and gets no gradient.
     pad_token_id: int | None = 0
+    #: The start of a text.
     bos_token_id: int | None = None
+    #: The end of a text.
     eos_token_id: int | None = None
+    #: The token that a classifier reads.
     cls_token_id: int | None = None
+    #: The token between two texts.
     sep_token_id: int | None = None
     #: Needed by masked diffusion, which fills it in.
     mask_token_id: int | None = None
@@ -96,7 +105,9 @@ class BertBlocksConfig(PreTrainedConfig):
     #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
     #: Implied: post, or none for nGPT.
     norm_pos: str = IMPLIED
+    #: Added to the variance that a norm divides by.
     norm_eps: float = 1e-12
+    #: Norms add a bias.
     norm_bias: bool = True
     #: Groups of channels for norm_fn "group".
     norm_num_groups: int = 32
@@ -114,7 +125,9 @@ class BertBlocksConfig(PreTrainedConfig):
     mlp_type: str = IMPLIED
     #: Any activation of transformers, or a name given to `register_activation`. Implied: gelu, or silu for nGPT.
     hidden_act: str = IMPLIED
+    #: A bias in the first matrix of the feed-forward network.
     mlp_in_bias: bool = True
+    #: A bias in its last matrix.
     mlp_out_bias: bool = True
 
     # ---- positions
@@ -124,6 +137,7 @@ class BertBlocksConfig(PreTrainedConfig):
     block_pos_enc_kind: str = "none"
     #: Where learned positions start counting: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
     position_offset: int = 0
+    #: The base of RoPE's wavelengths.
     rope_theta: float = 10_000.0
     #: Theta of local layers. Implied: rope_theta.
     local_rope_theta: float = IMPLIED
@@ -137,7 +151,9 @@ class BertBlocksConfig(PreTrainedConfig):
     local_rope_scaling: dict[str, Any] | None = None
 
     # ---- attention
+    #: A bias in the projection to queries, keys and values.
     attention_qkv_bias: bool = True
+    #: A bias in the projection back.
     attention_out_bias: bool = True
     #: A learned RMSNorm over each head's queries and keys.
     qk_norm: bool = False
@@ -145,11 +161,11 @@ class BertBlocksConfig(PreTrainedConfig):
     local_attention: bool = False
     #: Tokens at a distance of at most half of this see one another: 128 means 64 on either side.
     local_attention_window_size: int = 128
-    #: Layer i is global if i is a multiple of this. None: all layers are local.
+    #: With local_attention, layer i is global if i is a multiple of this. None: all layers are local.
     global_attention_every_n_layers: int | None = None
     #: The first tokens of every sequence, which see and are seen by all, in local layers too.
     num_global_tokens: int = 0
-    #: "global" or "local" for every layer. Implied: as the two keys above say.
+    #: "global" or "local" for every layer. Implied by local_attention and global_attention_every_n_layers.
     layer_types: list[str] = IMPLIED
     #: Layers that differ: {3: {"hidden_act": "silu"}}.
     layer_overrides: dict[int, dict[str, Any]] | None = None
@@ -163,12 +179,15 @@ class BertBlocksConfig(PreTrainedConfig):
     ngpt_logit_scale: bool = False
 
     # ---- dropout
+    #: After the embeddings and their norm.
     embedding_dropout: float = 0.1
     #: On attention weights.
     attention_dropout: float = 0.1
+    #: On what attention adds to the residual stream.
     attention_output_dropout: float = 0.1
     #: Inside the feed-forward network, before its second matrix.
     mlp_dropout: float = 0.0
+    #: On what the feed-forward network adds to the residual stream.
     mlp_output_dropout: float = 0.1
     #: Before the last linear layer of a classifier.
     classifier_dropout: float = 0.1
@@ -178,6 +197,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- initialisation
     #: trunc_normal, normal, megatron, xavier, kaiming, deepnet, ngpt. Implied: trunc_normal, or ngpt for nGPT.
     init_kind: str = IMPLIED
+    #: The standard deviation of fresh weights.
     initializer_range: float = 0.02
     #: A truncated normal is cut at this many standard deviations.
     initializer_cutoff_factor: float = 2.0
@@ -185,23 +205,31 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- heads
     #: BertBlocksModel ends in BERT's pooler (dense, tanh on the first token).
     pooler: bool = True
-    #: Implied: yes, but not for nGPT.
+    #: The masked-LM decoder shares its matrix with the token embedding. Implied: yes, but not for nGPT.
     tie_word_embeddings: bool = IMPLIED
     #: A dense layer, activation and norm before the masked-LM decoder.
     mlm_head_dense: bool = True
-    #: Implied: hidden_act.
+    #: Its activation. Implied: hidden_act.
     mlm_head_act: str = IMPLIED
+    #: A bias in that dense layer.
     mlm_head_bias: bool = True
+    #: A norm after it.
     mlm_head_norm: bool = True
+    #: A bias per vocabulary entry in the masked-LM decoder.
     decoder_bias: bool = True
+    #: What a sequence classifier reads: the first token (cls), or the mean or max of all.
     classifier_pooling: str = "cls"
     #: Before the last linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
     classifier_head: str = "pooler"
+    #: The activation of a dense classifier head.
     classifier_head_act: str = "tanh"
+    #: A bias in it.
     classifier_head_bias: bool = True
+    #: A norm after it.
     classifier_head_norm: bool = False
     #: The dense head is used for token classification and question answering too, as in ModernBERT.
     classifier_head_on_tokens: bool = False
+    #: A bias in the last linear layer of a classifier.
     classifier_bias: bool = True
     #: Masked diffusion draws its noise level from [diffusion_min_time, 1].
     diffusion_min_time: float = 1e-3

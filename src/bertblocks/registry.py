@@ -36,6 +36,9 @@ class Registry(Generic[Block]):
     def names(self) -> list[str]:
         return list(self._blocks)
 
+    def blocks(self) -> list[Block]:
+        return list(self._blocks.values())
+
     def __contains__(self, name: Any) -> bool:
         return name in self._blocks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
@@ -10,10 +10,8 @@ from bertblocks.backends.base import AttentionBackend, AttentionPattern
 from bertblocks.backends.eager import EagerBackend
 from bertblocks.backends.flash import FlashBackend, why_not_flash
 from bertblocks.backends.sdpa import SdpaBackend
+from bertblocks.layout import SequenceLayout
 from bertblocks.registry import Registry
-
-if TYPE_CHECKING:
-    from bertblocks.config import BertBlocksConfig
 
 BACKENDS: Registry[type[AttentionBackend]] = Registry("attention_backend")
 register_backend = BACKENDS.register
@@ -22,12 +20,13 @@ register_backend("sdpa")(SdpaBackend)
 register_backend("flash")(FlashBackend)
 
 
-def get_backend(config: BertBlocksConfig, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The backend that a config names; "auto" is flash-attn where it can run this config, otherwise sdpa."""
-    name = config.attention_backend
+def get_backend(
+    name: str, device: torch.device, dtype: torch.dtype, layout: SequenceLayout, patterns: Sequence[AttentionPattern]
+) -> AttentionBackend:
+    """A backend by name; "auto" is flash-attn where it can run all of these patterns, otherwise sdpa."""
     if name == "auto":
-        alone = config.num_global_tokens == 0 and config.block_pos_enc_kind in ("none", "rope", "alibi")
-        name = "flash" if alone and why_not_flash(device, dtype) is None else "sdpa"
+        reasons = (why_not_flash(device, dtype, layout, pattern) for pattern in patterns)
+        name = "sdpa" if any(reasons) else "flash"
     return BACKENDS[name]()
 
 

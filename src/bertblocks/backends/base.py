@@ -26,6 +26,10 @@ class AttentionPattern:
     def has_bias(self) -> bool:
         return self.position is not None and self.position.has_bias
 
+    @property
+    def slopes(self) -> tuple[float, ...] | None:
+        return None if self.position is None else self.position.slopes
+
     def sees_all(self, length: int) -> bool:
         """True if the window hides nothing in a sequence of this length."""
         return self.half_window is None or length <= self.half_window + 1
@@ -48,10 +52,7 @@ class AttentionPattern:
 
     def memo_key(self) -> tuple:
         """Equal for layers that share masks: a bias without parameters depends on its class and heads alone."""
-        bias_key: object = None
-        if self.has_bias:
-            slopes = self.position.slopes if self.position is not None else None
-            bias_key = id(self.position) if slopes is None else slopes
+        bias_key = (self.slopes or id(self.position)) if self.has_bias else None
         return (self.half_window, self.num_global_tokens, bias_key)
 
 

@@ -17,14 +17,24 @@ def flash_attn_installed() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
 
 
-def why_not_flash(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What stands in the way of flash-attn for such tensors, or None."""
+def why_not_flash(
+    device: torch.device, dtype: torch.dtype, layout: SequenceLayout, pattern: AttentionPattern
+) -> str | None:
+    """What stands in the way of flash-attn, or None."""
     if device.type != "cuda":
         return f"the model is on {device.type} and flash-attn needs CUDA"
     if not flash_attn_installed():
         return "the package flash-attn is not installed"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"the model is in {str(dtype).removeprefix('torch.')} and flash-attn needs float16 or bfloat16"
+    if layout.key_mask is not None:
+        return (
+            "the batch keeps its padding (unpad=False, a mask with holes, torch.compile), which flash-attn cannot hide"
+        )
+    if pattern.num_global_tokens and pattern.half_window is not None:
+        return "a local layer has num_global_tokens, which flash-attn has not"
+    if pattern.has_bias and pattern.slopes is None:
+        return f"flash-attn knows no bias but ALiBi, not {type(pattern.position).__name__}"
     return None
 
 
@@ -41,21 +51,8 @@ class FlashBackend(AttentionBackend):
         scale: float,
         dropout: float,
     ) -> Tensor:
-        if (reason := why_not_flash(q.device, q.dtype)) is not None:
-            raise RuntimeError(f"attention_backend is 'flash' but {reason}; use 'auto' or 'sdpa'.")
-        if layout.key_mask is not None:
-            raise ValueError(
-                "attention_backend 'flash' takes no key mask: unpad the batch (unpad=True and an attention_mask "
-                "without holes) or use 'sdpa'."
-            )
-        if pattern.num_global_tokens and pattern.half_window is not None:
-            raise ValueError("attention_backend 'flash' has no global tokens in local layers; use 'sdpa' or 'eager'.")
-        slopes = pattern.position.slopes if pattern.position is not None else None
-        if pattern.has_bias and slopes is None:
-            raise ValueError(
-                f"attention_backend 'flash' knows no bias but ALiBi, not {type(pattern.position).__name__}; "
-                "use 'sdpa' or 'eager'."
-            )
+        if (reason := why_not_flash(q.device, q.dtype, layout, pattern)) is not None:
+            raise ValueError(f"attention_backend is 'flash' but {reason}; use 'auto', 'sdpa' or 'eager'.")
         from flash_attn import flash_attn_varlen_func
 
         reach = -1 if pattern.half_window is None else pattern.half_window
@@ -70,5 +67,5 @@ class FlashBackend(AttentionBackend):
             dropout_p=dropout,
             softmax_scale=scale,
             window_size=(reach, reach),
-            alibi_slopes=None if slopes is None else torch.tensor(slopes, device=q.device, dtype=torch.float32),
+            alibi_slopes=None if pattern.slopes is None else torch.tensor(pattern.slopes, device=q.device),
         )

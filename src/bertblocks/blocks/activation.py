@@ -10,7 +10,13 @@ from transformers.activations import ACT2CLS, ACT2FN
 from bertblocks.registry import Registry, nearest
 
 ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
-register_activation = ACTIVATIONS.register
+
+
+def register_activation(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    """Decorator that names an activation of one's own: a module class, or a function that makes the module."""
+    if name in ACT2CLS:
+        raise ValueError(f"hidden_act: the name {name!r} is taken by transformers; choose another.")
+    return ACTIVATIONS.register(name)
 
 
 def activation_names() -> list[str]:

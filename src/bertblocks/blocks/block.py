@@ -15,6 +15,7 @@ from bertblocks.blocks.mlp import get_mlp
 from bertblocks.blocks.norm import DeepNorm, get_norm
 from bertblocks.blocks.position import get_block_position
 from bertblocks.layout import SequenceLayout
+from bertblocks.numerics import upcast
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -82,7 +83,8 @@ NGPT_ALPHA = 0.05
 
 def unit(x: Tensor) -> Tensor:
     """x on the unit sphere."""
-    return x / (x.norm(dim=-1, keepdim=True) + 1e-8)
+    precise = upcast(x)
+    return (precise / (precise.norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
 
 
 class NGPTAttention(Attention):
@@ -144,7 +146,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
     )
 
 
-def get_block(config: BertBlocksConfig, index: int) -> nn.Module:
+def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
     """Layer `index` of the encoder that a config describes."""
     is_local = config.layer_types[index] == "local"
     config = config.for_layer(index)

@@ -34,7 +34,9 @@ class Encoder(nn.Module):
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(get_block(config, index) for index in range(config.num_hidden_layers))
+        layers = [get_block(config, index) for index in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.patterns = [layer.attention.pattern for layer in layers]
         self.final_norm = get_norm(config) if config.final_norm else None
 
     def forward(
@@ -44,7 +46,7 @@ class Encoder(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
-        backend = get_backend(self.config, x.device, x.dtype)
+        backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, self.patterns)
         hidden_states = [x] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
         for layer in self.layers:

@@ -12,7 +12,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 from bertblocks.blocks.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.mlp import NGPTMLP
-from bertblocks.blocks.norm import DeepNorm, DynamicTanhNorm
+from bertblocks.blocks.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -40,8 +40,10 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     elif isinstance(module, DynamicTanhNorm):
         init.constant_(module.alpha, 0.5)
         _init_norm(module)
-    elif "Norm" in type(module).__name__:
+    elif isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
         _init_norm(module)
+    elif type(module) in NORMS.blocks() and callable(reset := getattr(module, "reset_parameters", None)):
+        reset()  # a user's own norm knows best
 
 
 def _init_norm(module: nn.Module) -> None:
@@ -81,8 +83,20 @@ def _draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None
     if config.init_kind in ("normal", "ngpt"):
         init.normal_(weight, std=scale)
     else:
-        cut = config.initializer_cutoff_factor * scale
-        init.trunc_normal_(weight, std=scale, a=-cut, b=cut)
+        _draw_truncated(weight, scale, config.initializer_cutoff_factor * scale)
+
+
+@torch.no_grad()
+def _draw_truncated(weight: Tensor, scale: float, cut: float) -> None:
+    """A normal draw with what lies beyond the cut drawn again: many times faster than by the inverse error function."""
+    init.normal_(weight, std=scale)
+    if weight.is_meta or getattr(weight, "_is_hf_initialized", False):
+        return
+    flat = weight.view(-1)
+    outside = (flat.abs() > cut).nonzero().squeeze(1)
+    while len(outside):
+        flat[outside] = torch.randn(len(outside), dtype=flat.dtype, device=flat.device) * scale
+        outside = outside[flat[outside].abs() > cut]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout
+from bertblocks.layout import SequenceLayout, keep_mask
 from bertblocks.models.masked_lm import IGNORE, LanguageModel
 from bertblocks.numerics import upcast
 
@@ -128,7 +128,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         if input_ids is None:
             input_ids = torch.zeros(1, 0, dtype=torch.long, device=self.device)
         mask_id, padding = int(self.config.mask_token_id), self.config.pad_token_id or 0  # type: ignore[arg-type]
-        keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        keep = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else keep_mask(attention_mask)
         width = input_ids.shape[1] + max_new_tokens
         canvas = input_ids.new_full((input_ids.shape[0], width), padding)
         real = torch.zeros_like(canvas, dtype=torch.bool)
@@ -153,56 +153,61 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         block_length: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Fills every [MASK] of `input_ids` over `steps` forward passes and keeps all other tokens.
+        """Fills every [MASK] of `input_ids` over `steps` forward passes, without dropout, and keeps all other tokens.
 
         `order` "confidence" reveals the surest tokens first, "ancestral" random ones at the rate of the diffusion.
         `temperature` 0 takes the likeliest token; `top_k` and `top_p` narrow the choice above 0. With `block_length`
         masks are filled block by block from left to right. [MASK] and padding are never written.
         """
         _check_sampling(steps, order, temperature, top_k, top_p, block_length)
-        mask_id = int(self.config.mask_token_id)  # type: ignore[arg-type]
         ids = input_ids.clone()
-        open_ = ids == mask_id
+        open_ = torch.eq(ids, int(self.config.mask_token_id))  # type: ignore[arg-type]
         if attention_mask is not None:
-            open_ &= attention_mask.bool()
+            open_ &= keep_mask(attention_mask)
         # the block of every open slot, counted in open slots, so that a block is that many new tokens
         rank = open_.cumsum(dim=1) - 1
         size = block_length or max(int(open_.sum(dim=1).max()), 1)
         block_of = torch.where(open_, rank // size, -1)
         blocks = int(block_of.max()) + 1
         share = [steps // blocks + (index < steps % blocks) for index in range(blocks)]
+        was_training = self.training
+        self.eval()
         for block in range(blocks):
             passes = max(share[block], 1)
             for index in range(passes):
                 todo = (block_of == block) & open_
                 if not todo.any():
                     break
-                logits = self(input_ids=ids, attention_mask=attention_mask, return_logits=True).logits
-                tokens, sureness = self._choose(upcast(logits), temperature, top_k, top_p, generator)
-                chosen = _reveal(todo, sureness, passes - index, order, generator)
-                ids = torch.where(chosen, tokens, ids)
+                # of all tokens only the open ones reach the decoder
+                encoded = self.model.encode(ids, attention_mask)
+                rows = encoded.layout.gather(todo).nonzero().squeeze(1)
+                tokens, sureness = self._choose(encoded.hidden[rows], temperature, top_k, top_p, generator)
+                ids_now, sureness_now = ids.clone(), torch.zeros(ids.shape, device=ids.device)
+                ids_now[todo], sureness_now[todo] = tokens, sureness
+                chosen = _reveal(todo, sureness_now, passes - index, order, generator)
+                ids = torch.where(chosen, ids_now, ids)
                 open_ = open_ & ~chosen
+        self.train(was_training)
         return ids
 
     def _choose(
         self,
-        logits: Tensor,  # [batch, length, vocabulary]
+        hidden: Tensor,  # [open slots, hidden]
         temperature: float,
         top_k: int | None,
         top_p: float | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor]:
-        """A token for every slot, and its probability."""
+        """A token for every open slot, and its probability."""
+        logits = upcast(self.logits(hidden))
         banned = [token for token in (self.config.mask_token_id, self.config.pad_token_id) if token is not None]
-        logits[..., banned] = float("-inf")
+        logits[:, banned] = float("-inf")
         if temperature == 0:
             sureness, tokens = logits.softmax(dim=-1).max(dim=-1)
             return tokens, sureness
         probabilities = _narrow((logits / temperature).softmax(dim=-1), top_k, top_p)
-        flat = probabilities.flatten(0, 1)
-        tokens = torch.multinomial(flat, 1, generator=generator)
-        sureness = flat.gather(1, tokens)
-        return tokens.view(logits.shape[:2]), sureness.view(logits.shape[:2])
+        tokens = torch.multinomial(probabilities, 1, generator=generator)
+        return tokens.squeeze(1), probabilities.gather(1, tokens).squeeze(1)
 
 
 def _narrow(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -60,9 +61,13 @@ class LanguageModel(BertBlocksPreTrainedModel):
         return F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="sum")
 
     def _init_weights(self, module: nn.Module) -> None:
+        if module is self.decoder and self.config.tie_word_embeddings:
+            if self.decoder.bias is not None:
+                init.zeros_(self.decoder.bias)  # its weight is about to be the embeddings'
+            return
         super()._init_weights(module)
         if module is self and self.logit_scale is not None:
-            nn.init.ones_(self.logit_scale)
+            init.ones_(self.logit_scale)
 
 
 class BertBlocksForMaskedLM(LanguageModel):

@@ -13,6 +13,7 @@ from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
+from bertblocks.numerics import upcast
 
 
 class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
@@ -78,6 +79,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """By `problem_type`; unset, one label means regression, whole numbers one class each, floats several."""
+        logits = upcast(logits)
         problem = self.config.problem_type
         if problem is None:
             is_class = labels.dtype in (torch.long, torch.int)

@@ -1,0 +1,5 @@
+"""`python -m bertblocks`."""
+
+from bertblocks.cli.main import main
+
+main()
