@@ -8,6 +8,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+# tiny models are faster on one thread
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _fixed_seed():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bertblocks.backends import BACKENDS
 from bertblocks.blocks.activation import activation_names
@@ -34,6 +33,40 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "classifier_pooling": lambda: ["cls", "mean", "max"],
     "classifier_head": lambda: ["pooler", "dense", "none"],
     "problem_type": lambda: ["regression", "single_label_classification", "multi_label_classification"],
+}
+
+POSITIVE_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+    "norm_num_groups",
+)
+
+#: transformers' scalings of RoPE with what each needs and what it may have.
+ROPE_SCALINGS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+OPTIONAL_SCALING_KEYS: dict[str, tuple[str, ...]] = {
+    "yarn": (
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+    "llama3": ("original_max_position_embeddings",),
+    "longrope": ("original_max_position_embeddings", "attention_factor", "factor"),
 }
 
 #: Keys that one layer may have otherwise than the rest.
@@ -88,21 +121,26 @@ class ConfigError(ValueError):
 
 
 def check_config(config: BertBlocksConfig) -> None:
-    """Refuses types, values and combinations that make no encoder. Runs on creation, model building and saving."""
-    _check_types(config)
+    """Refuses types, values and combinations that make no encoder."""
+    check_types(config)
     _check_values(config)
-    _check_layers(config)
-    for index in range(config.num_hidden_layers):
-        if index == 0 or (config.layer_overrides or {}).get(index):
-            _check_combinations(config.for_layer(index))
+    _check_layer_keys(config)
+    _refuse_first(config, _model_combinations(config))
+    layers = [config.for_layer(index) for index in config.layer_overrides or {}]
+    for layer in layers:
+        check_types(layer)
+        _check_values(layer)
+        _refuse_first(layer, _layer_combinations(layer))
+    if len(layers) < config.num_hidden_layers:
+        _refuse_first(config, _layer_combinations(config))
 
 
-def _check_types(config: BertBlocksConfig) -> None:
+def check_types(config: BertBlocksConfig, implied: bool = True) -> None:
+    """Refuses values of another type than their key's; before keys are `implied`, None passes."""
     for key, kind in own_keys(type(config)).items():
-        if not _fits(getattr(config, key), kind):
-            _refuse(
-                config, key, f"it must be of type {getattr(kind, '__name__', kind) if type(kind) is type else kind}"
-            )
+        value = getattr(config, key)
+        if not _fits(value, kind) and (implied or value is not None):
+            _refuse(config, key, f"it must be of type {kind.__name__ if isinstance(kind, type) else kind}")
 
 
 def _check_values(config: BertBlocksConfig) -> None:
@@ -110,17 +148,7 @@ def _check_values(config: BertBlocksConfig) -> None:
         value = getattr(config, key)
         if value is not None and value not in choices():
             _refuse(config, key, f"it must be one of {', '.join(choices())}{nearest(value, choices())}")
-    for key in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_kv_heads",
-        "head_dim",
-        "intermediate_size",
-        "max_position_embeddings",
-        "norm_num_groups",
-    ):
+    for key in POSITIVE_SIZES:
         if getattr(config, key) < 1:
             _refuse(config, key, "it must be at least 1")
     for key in ("type_vocab_size", "position_offset", "num_global_tokens"):
@@ -129,147 +157,127 @@ def _check_values(config: BertBlocksConfig) -> None:
     for key in ("norm_eps", "rope_theta", "local_rope_theta", "initializer_range", "initializer_cutoff_factor"):
         if not getattr(config, key) > 0:
             _refuse(config, key, "it must be greater than 0")
-    for key in own_keys(type(config)):
-        if key.endswith("dropout") and not 0 <= getattr(config, key) < 1:
-            _refuse(config, key, "it must be at least 0 and less than 1")
     for key in ("partial_rotary_factor", "diffusion_min_time"):
         if not 0 < getattr(config, key) <= 1:
             _refuse(config, key, "it must be greater than 0 and at most 1")
     for key in own_keys(type(config)):
         value = getattr(config, key)
+        if key.endswith("dropout") and not 0 <= value < 1:
+            _refuse(config, key, "it must be at least 0 and less than 1")
         if key.endswith("token_id") and value is not None and not 0 <= value < config.vocab_size:
             _refuse(config, key, f"it must lie within the vocabulary of {config.vocab_size}, or be null")
+    for key, only in (("is_encoder_decoder", False), ("chunk_size_feed_forward", 0)):
+        if getattr(config, key) != only:
+            _refuse(config, key, f"it must be {only!r}: transformers has this key, an encoder here has no use for it")
     for key in ("rope_scaling", "local_rope_scaling"):
-        _check_scaling(config, key)
+        if getattr(config, key) is not None:
+            _check_scaling(config, key)
 
 
 def _check_scaling(config: BertBlocksConfig, key: str) -> None:
     scaling = getattr(config, key)
-    if scaling is None:
-        return
-    kinds = [kind for kind in ROPE_INIT_FUNCTIONS if kind != "proportional"]
     kind = scaling.get("rope_type")
-    if kind not in kinds:
-        _refuse(config, key, f"its rope_type must be one of {', '.join(kinds)}{nearest(kind, kinds)}")
-    if kind != "longrope" and "factor" not in scaling:
-        _refuse(config, key, f"rope_type {kind!r} needs a factor")
-    if config.block_pos_enc_kind != "rope":
-        _refuse(config, key, f"it goes with block_pos_enc_kind 'rope', which is {config.block_pos_enc_kind!r} here")
+    if kind not in ROPE_SCALINGS:
+        _refuse(config, key, f"its rope_type must be one of {', '.join(ROPE_SCALINGS)}{nearest(kind, ROPE_SCALINGS)}")
+    needed, known = ROPE_SCALINGS[kind], {*ROPE_SCALINGS[kind], *OPTIONAL_SCALING_KEYS.get(kind, ())}
+    if not set(needed) <= set(scaling):
+        _refuse(config, key, f"rope_type {kind!r} needs {' and '.join(needed)}")
+    for name, value in scaling.items():
+        if name != "rope_type" and name not in known:
+            _refuse(config, key, f"rope_type {kind!r} has no {name!r}{nearest(name, known)}")
+        numbers = value if isinstance(value, list) else [value]
+        if name != "rope_type" and not all(_fits(number, float | bool | None) for number in numbers):
+            _refuse(config, key, f"its {name} must be a number")
 
 
-def _check_layers(config: BertBlocksConfig) -> None:
+def _check_layer_keys(config: BertBlocksConfig) -> None:
     if len(config.layer_types) != config.num_hidden_layers:
-        _refuse(
-            config,
-            "layer_types",
-            f"it must name num_hidden_layers = {config.num_hidden_layers} layers, not {len(config.layer_types)}",
-        )
+        count = f"num_hidden_layers = {config.num_hidden_layers} layers, not {len(config.layer_types)}"
+        _refuse(config, "layer_types", f"it must name {count}")
     if wrong := [kind for kind in config.layer_types if kind not in ("global", "local")]:
         _refuse(config, "layer_types", f"every entry must be 'global' or 'local', not {wrong[0]!r}")
-    if "local" in config.layer_types and not config.local_attention:
-        _refuse(config, "local_attention", "it must be true when layer_types has local layers")
-    if config.global_attention_every_n_layers is not None and config.global_attention_every_n_layers < 1:
-        _refuse(config, "global_attention_every_n_layers", "it must be at least 1, or null for local layers only")
-    if config.global_attention_every_n_layers is not None and not config.local_attention:
-        _refuse(config, "global_attention_every_n_layers", "it goes with local_attention true")
+    last = config.num_hidden_layers - 1
     for index, overrides in (config.layer_overrides or {}).items():
-        if not isinstance(index, int) or not 0 <= index < config.num_hidden_layers:
-            _refuse(
-                config, "layer_overrides", f"it names layer {index!r}; layers are 0 to {config.num_hidden_layers - 1}"
-            )
-        for key in overrides:
+        if not 0 <= index <= last:
+            _refuse(config, "layer_overrides", f"it names layer {index!r}; layers are 0 to {last}")
+        for key, value in overrides.items():
             if key not in LAYER_KEYS:
-                _refuse(
-                    config,
-                    "layer_overrides",
-                    f"layer {index} has {key!r}, which no layer can have of its own{nearest(key, LAYER_KEYS)}",
-                )
+                why = f"which no layer can have of its own{nearest(key, LAYER_KEYS)}"
+                _refuse(config, "layer_overrides", f"layer {index} has {key!r}, {why}")
             if key in LOCAL_LAYER_KEYS and config.layer_types[index] == "global":
                 _refuse(config, "layer_overrides", f"layer {index} is global, where {key!r} means nothing")
-    for index in config.layer_overrides or {}:
-        layer = config.for_layer(index)
-        _check_types(layer)
-        _check_values(layer)
+            if key == "norm_fn" and (value == "deep") != (config.norm_fn == "deep"):
+                _refuse(
+                    config, "layer_overrides", "norm_fn 'deep' holds for all layers, in position 'post', or for none"
+                )
 
 
-def _check_combinations(config: BertBlocksConfig) -> None:
-    if config.num_attention_heads % config.num_kv_heads:
-        _refuse(config, "num_kv_heads", f"it must divide num_attention_heads = {config.num_attention_heads}")
-    if (
-        config.hidden_size % config.num_attention_heads
-        and config.head_dim == config.hidden_size // config.num_attention_heads
-    ):
-        _refuse(
-            config,
-            "num_attention_heads",
-            f"it must divide hidden_size = {config.hidden_size}, or head_dim must be given",
-        )
-    if config.norm_fn == "group" and config.hidden_size % config.norm_num_groups:
-        _refuse(config, "norm_num_groups", f"it must divide hidden_size = {config.hidden_size}")
-    if config.norm_fn == "deep" and config.norm_pos != "post":
-        _refuse(config, "norm_pos", "norm_fn 'deep' works in position 'post' only")
-    if not config.first_attention_norm and config.norm_pos not in ("pre", "pre_and_post", "sandwich"):
-        _refuse(
-            config,
-            "first_attention_norm",
-            f"false goes with a norm before attention, and norm_pos is {config.norm_pos!r}",
-        )
-    if config.block_pos_enc_kind == "rope" and int(config.head_dim * config.partial_rotary_factor) % 2:
-        _refuse(
-            config,
-            "partial_rotary_factor",
-            f"it must leave an even number of units to turn, and head_dim is {config.head_dim}",
-        )
-    if config.rope_interleaved and config.block_pos_enc_kind != "rope":
-        _refuse(
-            config, "rope_interleaved", f"it goes with block_pos_enc_kind 'rope', not {config.block_pos_enc_kind!r}"
-        )
-    if config.position_offset and config.embd_pos_enc_kind != "learned":
-        _refuse(
-            config,
-            "position_offset",
-            f"it goes with embd_pos_enc_kind 'learned', which is {config.embd_pos_enc_kind!r} here",
-        )
-    if config.position_offset >= config.max_position_embeddings:
-        _refuse(
-            config,
-            "position_offset",
-            f"it must be less than max_position_embeddings = {config.max_position_embeddings}",
-        )
-    if config.local_attention and config.local_attention_window_size < 1:
-        _refuse(config, "local_attention_window_size", "it must be at least 1")
-    if config.num_global_tokens and not config.local_attention:
-        _refuse(config, "num_global_tokens", "it goes with local_attention true")
-    if config.attention_backend == "flash" and config.num_global_tokens:
-        _refuse(config, "num_global_tokens", "attention_backend 'flash' has no global tokens; 'sdpa' and 'eager' do")
-    if config.classifier_head == "pooler" and config.classifier_pooling != "cls":
-        _refuse(
-            config,
-            "classifier_pooling",
-            "classifier_head 'pooler' reads the first token; use 'dense' or 'none' with mean or max",
-        )
-    if config.classifier_head_on_tokens and config.classifier_head != "dense":
-        _refuse(
-            config,
-            "classifier_head_on_tokens",
-            f"it goes with classifier_head 'dense', which is {config.classifier_head!r} here",
-        )
-    if config.ngpt_logit_scale and not config.ngpt:
-        _refuse(config, "ngpt_logit_scale", "it goes with ngpt true")
-    if config.ngpt:
-        _check_ngpt(config)
+#: A key, whether it is wrong, and why.
+Combination = tuple[str, Any, str]
 
 
-def _check_ngpt(config: BertBlocksConfig) -> None:
+def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+    """What one key asks of another in the model as a whole."""
+    every = "global_attention_every_n_layers"
+    yield "local_attention", "local" in c.layer_types and not c.local_attention, "it must be true for local layers"
+    number = c.global_attention_every_n_layers
+    yield every, number is not None and number < 1, "it must be at least 1, or null for local layers only"
+    yield every, number is not None and not c.local_attention, "it goes with local_attention true"
+    is_local = c.local_attention
+    yield "local_attention_window_size", is_local and c.local_attention_window_size < 1, "it must be at least 1"
+    first = c.for_layer(0).norm_pos
+    no_norm = not c.first_attention_norm and first not in ("pre", "pre_and_post", "sandwich")
+    yield "first_attention_norm", no_norm, f"false goes with a norm before attention, and norm_pos is {first!r}"
+    kinds = {c.for_layer(index).block_pos_enc_kind for index in range(c.num_hidden_layers)}
+    for key in ("rope_scaling", "local_rope_scaling"):
+        no_rope = getattr(c, key) is not None and "rope" not in kinds
+        yield key, no_rope, f"it goes with block_pos_enc_kind 'rope', which is {c.block_pos_enc_kind!r} here"
+    no_table = c.position_offset and c.embd_pos_enc_kind != "learned"
+    yield "position_offset", no_table, f"it goes with embd_pos_enc_kind 'learned', not {c.embd_pos_enc_kind!r}"
+    rows = c.max_position_embeddings
+    yield "position_offset", c.position_offset >= rows, f"it must be less than max_position_embeddings = {rows}"
+    reads_first = c.classifier_head == "pooler" and c.classifier_pooling != "cls"
+    yield "classifier_pooling", reads_first, "classifier_head 'pooler' reads the first token; use 'dense' or 'none'"
+    no_head = c.classifier_head_on_tokens and c.classifier_head != "dense"
+    yield "classifier_head_on_tokens", no_head, f"it goes with classifier_head 'dense', not {c.classifier_head!r}"
+    yield "ngpt_logit_scale", c.ngpt_logit_scale and not c.ngpt, "it goes with ngpt true"
+
+
+def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+    """What one key asks of another in each layer."""
+    heads, hidden = c.num_attention_heads, c.hidden_size
+    yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
+    uneven: Any = hidden % heads and c.head_dim == hidden // heads
+    yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be another"
+    uneven = c.norm_fn == "group" and hidden % c.norm_num_groups
+    yield "norm_num_groups", uneven, f"it must divide hidden_size = {hidden}"
+    not_post = c.norm_fn == "deep" and c.norm_pos != "post"
+    yield "norm_pos", not_post, "norm_fn 'deep' works in position 'post' only"
+    is_rope, turned = c.block_pos_enc_kind == "rope", int(c.head_dim * c.partial_rotary_factor)
+    uneven = is_rope and (turned % 2 or not turned)
+    yield "partial_rotary_factor", uneven, f"an even number of units must turn, and head_dim is {c.head_dim}"
+    wrong = c.rope_interleaved and not is_rope and not c.layer_overrides
+    yield "rope_interleaved", wrong, f"it goes with block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
+    yield "num_global_tokens", c.num_global_tokens and not c.local_attention, "it goes with local_attention true"
+    is_flash = c.attention_backend == "flash"
+    why = "attention_backend 'flash' has no global tokens; 'sdpa' and 'eager' do"
+    yield "num_global_tokens", is_flash and c.num_global_tokens, why
+    if c.ngpt:
+        yield from _ngpt_combinations(c)
+
+
+def _ngpt_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     for key, (value, reason) in NGPT_VALUES.items():
-        if getattr(config, key) != value:
-            _refuse(config, key, f"ngpt needs {value!r}, because {reason}")
-    if config.num_kv_heads != config.num_attention_heads:
-        _refuse(
-            config,
-            "num_kv_heads",
-            f"ngpt needs {config.num_attention_heads}, because queries and keys share their scale",
-        )
+        yield key, getattr(c, key) != value, f"ngpt needs {value!r}, because {reason}"
+    heads = c.num_attention_heads
+    why = f"ngpt needs {heads}, because queries and keys share their scale"
+    yield "num_kv_heads", c.num_kv_heads != heads, why
+
+
+def _refuse_first(config: BertBlocksConfig, combinations: Iterator[Combination]) -> None:
+    for key, wrong, reason in combinations:
+        if wrong:
+            _refuse(config, key, reason)
 
 
 def _refuse(config: BertBlocksConfig, key: str, reason: str) -> typing.NoReturn:
@@ -279,10 +287,6 @@ def _refuse(config: BertBlocksConfig, key: str, reason: str) -> typing.NoReturn:
 def own_keys(config_class: type[BertBlocksConfig]) -> dict[str, Any]:
     """BertBlocks' own keys and their types, without those of transformers."""
     return {key: kind for key, kind in config_class.__annotations__.items() if key != "model_type"}
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -297,7 +301,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
-        return is_whole(value)
+        return isinstance(value, int) and not isinstance(value, bool)
     if origin is list:
         return isinstance(value, list) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
     if origin is dict:

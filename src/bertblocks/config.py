@@ -2,11 +2,12 @@
 
 import copy
 import dataclasses
+import re
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from bertblocks.checks import ConfigError, check_config, is_whole, own_keys
+from bertblocks.checks import ConfigError, check_config, check_types, own_keys
 from bertblocks.presets import read_preset
 from bertblocks.registry import nearest
 
@@ -258,6 +259,8 @@ class BertBlocksConfig(PreTrainedConfig):
         for item in dataclasses.fields(self):
             default = None if item.default is dataclasses.MISSING else item.default
             setattr(self, item.name, options.pop(item.name, default))
+        self._read_overrides()
+        check_types(self, implied=False)
         self.__post_init__(**options)
         self._resolve()
         self.validate()
@@ -285,6 +288,9 @@ class BertBlocksConfig(PreTrainedConfig):
         """As transformers' own, but keys that override the file are checked together with it."""
         keys = [key for key in options if key in own_keys(cls) or key in KEY_ALIASES]
         overrides = _canonical({key: options.pop(key) for key in keys})
+        if not options.get("return_unused_kwargs"):
+            for key, value in options.items():
+                _refuse_unknown(key, value)
         return super().from_dict({**_canonical(config_dict), **overrides}, **options)
 
     def _resolve(self) -> None:
@@ -304,24 +310,23 @@ class BertBlocksConfig(PreTrainedConfig):
         default("mlm_head_act", self.hidden_act)
         default("local_rope_theta", self.rope_theta)
         default("num_kv_heads", self.num_attention_heads)
-        if is_whole(self.hidden_size) and is_whole(self.num_attention_heads) and self.num_attention_heads > 0:
-            default("head_dim", self.hidden_size // self.num_attention_heads)
-        if self.layer_types is None and is_whole(self.num_hidden_layers):
-            every = self.global_attention_every_n_layers
-            self.layer_types = [
-                "local" if self.local_attention and not (every and index % every == 0) else "global"
-                for index in range(self.num_hidden_layers)
-            ]
-        elif isinstance(self.layer_types, list):
-            self.layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in self.layer_types]
-        if isinstance(self.layer_overrides, dict):
-            # JSON knows no integer keys
-            self.layer_overrides = {
-                int(key) if str(key).lstrip("-").isdigit() else key: _canonical(value)
-                if isinstance(value, dict)
-                else value
-                for key, value in self.layer_overrides.items()
-            }
+        default("head_dim", self.hidden_size // max(self.num_attention_heads, 1))
+        every = self.global_attention_every_n_layers
+        is_local = [self.local_attention and not (every and i % every == 0) for i in range(self.num_hidden_layers)]
+        default("layer_types", ["local" if local else "global" for local in is_local])
+        self.layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in self.layer_types]
+
+    def _read_overrides(self) -> None:
+        """JSON knows no integer keys, and keys of layers have aliases too."""
+        if not isinstance(self.layer_overrides, dict):
+            return
+        layers: dict[Any, Any] = {}
+        for key, value in self.layer_overrides.items():
+            index = int(key) if re.fullmatch(r"\d+", str(key)) else key
+            if index in layers:
+                raise ConfigError(f"layer_overrides names layer {index} twice; keep one.")
+            layers[index] = _canonical(value) if isinstance(value, dict) else value
+        self.layer_overrides = layers
 
     def for_layer(self, index: int) -> "BertBlocksConfig":
         """This config with the overrides of one layer applied."""
@@ -330,8 +335,11 @@ class BertBlocksConfig(PreTrainedConfig):
             return self
         layer = copy.copy(self)
         if "num_attention_heads" in overrides:
-            # what follows from the number of heads follows anew
-            layer.num_kv_heads = layer.head_dim = IMPLIED
+            # what followed from the number of heads follows anew
+            if self.num_kv_heads == self.num_attention_heads:
+                layer.num_kv_heads = IMPLIED
+            if self.head_dim == self.hidden_size // self.num_attention_heads:
+                layer.head_dim = IMPLIED
         for key, value in overrides.items():
             setattr(layer, key, value)
         layer._resolve()
@@ -347,7 +355,7 @@ class BertBlocksConfig(PreTrainedConfig):
         key = KEY_ALIASES.get(key, key)
         if not hasattr(type(self), key):
             _refuse_unknown(key, value)
-        super().__setattr__(key, value)
+        super().__setattr__(key, _canonical_value(key, value))
 
     @property
     def output_attentions(self) -> bool:
@@ -366,7 +374,7 @@ class BertBlocksConfig(PreTrainedConfig):
     @_attn_implementation.setter
     def _attn_implementation(self, value: str | None) -> None:
         if value is not None:
-            self.attention_backend = VALUE_ALIASES["attention_backend"].get(value, value)
+            self.attention_backend = value
 
 
 def _canonical(options: dict[str, Any]) -> dict[str, Any]:
@@ -376,8 +384,12 @@ def _canonical(options: dict[str, Any]) -> dict[str, Any]:
         name = KEY_ALIASES.get(key, key)
         if name in canonical or (name != key and name in options):
             raise ConfigError(f"{key!r} is another name of {name!r}, and both are given; keep {name!r}.")
-        canonical[name] = VALUE_ALIASES.get(name, {}).get(value, value) if isinstance(value, str) else value
+        canonical[name] = _canonical_value(name, value)
     return canonical
+
+
+def _canonical_value(key: str, value: Any) -> Any:
+    return VALUE_ALIASES.get(key, {}).get(value, value) if isinstance(value, str) else value
 
 
 def _refuse_unknown(key: str, value: Any) -> None:

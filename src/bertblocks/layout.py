@@ -100,8 +100,9 @@ class SequenceLayout:
         """From the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens of `shape`."""
         tokens = shape[-1]
         bounds = cu_seqlens.tolist()
-        lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
-        if cu_seqlens.dim() != 1 or not bounds or bounds[0] != 0 or bounds[-1] != tokens or min(lengths, default=0) < 0:
+        is_row = cu_seqlens.dim() == 1 and bool(bounds)
+        lengths = [stop - start for start, stop in itertools.pairwise(bounds)] if is_row else []
+        if not is_row or bounds[0] != 0 or bounds[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(
                 f"cu_seqlens is {bounds}; it must be one row that starts at 0, never falls, and ends at the number of "
                 f"tokens, {tokens}."
@@ -170,7 +171,7 @@ class SequenceLayout:
             return self.key_mask.sum(dim=1)
         if self.rectangle is not None:
             return torch.full((self.rectangle[0],), self.rectangle[1], device=self.device)
-        return torch.tensor(self.lengths, device=self.device)
+        return torch.tensor(self.lengths, device=self.device, dtype=torch.long)
 
     @cached_property
     def cu_seqlens(self) -> Tensor:

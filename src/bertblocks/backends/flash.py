@@ -28,9 +28,7 @@ def why_not_flash(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"the model is in {str(dtype).removeprefix('torch.')} and flash-attn needs float16 or bfloat16"
     if layout.key_mask is not None:
-        return (
-            "the batch keeps its padding (unpad=False, a mask with holes, torch.compile), which flash-attn cannot hide"
-        )
+        return "the batch keeps its padding (unpad=False, a mask with holes), which flash-attn cannot hide"
     if pattern.num_global_tokens and pattern.half_window is not None:
         return "a local layer has num_global_tokens, which flash-attn has not"
     if pattern.has_bias and pattern.slopes is None:

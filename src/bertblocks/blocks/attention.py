@@ -37,7 +37,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
-        self.qkv = Linear(hidden_size, sum(self.sizes), qkv_bias, role="qkv", value_rows=self.sizes[2])
+        self.qkv = Linear(hidden_size, sum(self.sizes), qkv_bias, role="qkv", parts=self.sizes)
         self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
         self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None

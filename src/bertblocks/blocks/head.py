@@ -33,7 +33,7 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
     empty = x.new_zeros(layout.num_sequences, x.shape[-1])
     real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
     if kind == "mean":
-        x = x if real is None else x * real
+        x = x if real is None else x.masked_fill(~real, 0.0)
         return empty.index_add(0, layout.sequence_ids, x) / layout.length_tensor.clamp(min=1)[:, None].to(x.dtype)
     if kind == "max":
         x = x if real is None else x.masked_fill(~real, torch.finfo(x.dtype).min)

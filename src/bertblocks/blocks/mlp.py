@@ -24,6 +24,9 @@ register_mlp = MLPS.register
 class MLP(nn.Module):
     """down(act(up(x))), with dropout before and after the down projection."""
 
+    #: Matrices that the up projection stacks.
+    num_up = 1
+
     def __init__(
         self,
         hidden_size: int,
@@ -36,17 +39,14 @@ class MLP(nn.Module):
         kernel_backend: str = "torch",
     ) -> None:
         super().__init__()
-        self.up = Linear(hidden_size, self.up_size(intermediate_size), in_bias, role="up")
+        parts = [intermediate_size] * self.num_up
+        self.up = Linear(hidden_size, sum(parts), in_bias, role="up", parts=parts)
         self.down = Linear(intermediate_size, hidden_size, out_bias, role="out")
         self.activation = get_activation(activation)
         self.dropout = nn.Dropout(dropout)
         self.out_dropout = nn.Dropout(out_dropout)
         self.is_silu = activation in ("silu", "swish")
         self.kernel_backend = kernel_backend
-
-    @staticmethod
-    def up_size(intermediate_size: int) -> int:
-        return intermediate_size
 
     def hidden(self, up: Tensor) -> Tensor:
         return self.activation(up)
@@ -59,9 +59,7 @@ class MLP(nn.Module):
 class GLU(MLP):
     """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
 
-    @staticmethod
-    def up_size(intermediate_size: int) -> int:
-        return 2 * intermediate_size
+    num_up = 2
 
     def hidden(self, up: Tensor) -> Tensor:
         gate, value = up.chunk(2, dim=-1)

@@ -184,9 +184,15 @@ class RotaryPosition(BlockPosition):
         )
         return ROPE_INIT_FUNCTIONS[self.scaling["rope_type"]](config, None, seq_len=length)
 
+    def longest_unchanged(self) -> float:
+        """The length up to which frequencies do not depend on a sequence's length."""
+        kind = None if self.scaling is None else self.scaling["rope_type"]
+        if self.scaling is not None and kind == "longrope":
+            return self.scaling.get("original_max_position_embeddings", self.max_positions)
+        return self.max_positions if kind == "dynamic" else math.inf
+
     def _angles(self, layout: SequenceLayout) -> tuple[Tensor, float]:
-        length_bound = self.scaling is not None and self.scaling["rope_type"] in ("dynamic", "longrope")
-        if not length_bound or layout.max_length <= self.max_positions:
+        if layout.max_length <= self.longest_unchanged():
             inverse, factor = self.frequencies()
             return layout.positions[:, None].float() * inverse.to(layout.device), factor
         lengths = layout.length_tensor.tolist()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 
+@torch.no_grad()
 def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     """Initialises the parameters that `module` itself holds.
 
@@ -54,15 +55,22 @@ def _init_norm(module: nn.Module) -> None:
 
 
 def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
-    role = module.role if isinstance(module, Linear) else None
-    _draw_linear(module.weight, role, config)
     if module.bias is not None:
         init.zeros_(module.bias)
+    if getattr(module.weight, "_is_hf_initialized", False):
+        return
+    role, parts = (module.role, module.parts) if isinstance(module, Linear) else (None, [module.out_features])
+    matrices = module.weight.split(parts)  # queries, keys and values start apart, and so do the halves of a GLU
+    for matrix in matrices:
+        _draw_matrix(matrix, role, config)
     if config.norm_fn == "deep" or config.init_kind == "deepnet":
-        _shrink(module, DeepNorm.weight_scale(config.num_hidden_layers))
+        # DeepNet's smaller start: values, attention output and feed-forward, but neither queries nor keys
+        small = {"qkv": matrices[-1:], "up": matrices, "out": matrices}.get(str(role), ())
+        for matrix in small:
+            matrix.mul_(DeepNorm.weight_scale(config.num_hidden_layers))
 
 
-def _draw_linear(weight: Tensor, role: str | None, config: BertBlocksConfig) -> None:
+def _draw_matrix(weight: Tensor, role: str | None, config: BertBlocksConfig) -> None:
     kind = config.init_kind
     depth = math.sqrt(2 * config.num_hidden_layers)
     if kind in ("xavier", "deepnet"):
@@ -86,7 +94,6 @@ def _draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None
         _draw_truncated(weight, scale, config.initializer_cutoff_factor * scale)
 
 
-@torch.no_grad()
 def _draw_truncated(weight: Tensor, scale: float, cut: float) -> None:
     """A normal draw with what lies beyond the cut drawn again: many times faster than by the inverse error function."""
     init.normal_(weight, std=scale)
@@ -97,11 +104,3 @@ def _draw_truncated(weight: Tensor, scale: float, cut: float) -> None:
     while len(outside):
         flat[outside] = torch.randn(len(outside), dtype=flat.dtype, device=flat.device) * scale
         outside = outside[flat[outside].abs() > cut]
-
-
-@torch.no_grad()
-def _shrink(module: nn.Linear, scale: float) -> None:
-    """DeepNet's smaller start: values, attention output and feed-forward, but neither queries nor keys."""
-    is_loaded = getattr(module.weight, "_is_hf_initialized", False)
-    if isinstance(module, Linear) and module.role in ("qkv", "up", "out") and not is_loaded:
-        module.weight[-module.value_rows :] *= scale  # all rows where none make values: -0 is 0
