@@ -12,22 +12,9 @@ from transformers import BertConfig, ModernBertConfig
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
 from bertblocks.families import FAMILIES
+from family_cases import FAMILY_CASES, SIZES
 from helpers import pad_ids, ragged_ids
 
-SIZES = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "initializer_range": 0.2,
-}
-CONFIGS = {
-    "bert": lambda **options: BertConfig(**SIZES, max_position_embeddings=320, **options),
-    "modernbert": lambda **options: ModernBertConfig(
-        **SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, **options
-    ),
-}
 #: Past the window of 128, on both sides of its edges.
 LENGTHS = [300, 129, 65, 64, 1]
 CASES = [(name, task) for name, family in FAMILIES.items() for task in family.model_classes]
@@ -36,7 +23,7 @@ CASES = [(name, task) for name, family in FAMILIES.items() for task in family.mo
 def reference(name: str, task: str, **options):
     """A transformers model with random weights everywhere, biases and norms too."""
     options.setdefault("num_labels", 2 if task == "question-answering" else 3)
-    model = getattr(transformers, FAMILIES[name].model_classes[task])(CONFIGS[name](**options))
+    model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -68,6 +55,27 @@ def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Te
     torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-5)
 
 
+def test_every_family_has_a_case():
+    assert set(FAMILY_CASES) == set(FAMILIES)
+
+
+VARIANTS = [(name, task, options) for name, task in CASES for options in FAMILY_CASES[name].variants]
+
+
+@pytest.mark.parametrize(("name", "task", "options"), VARIANTS, ids=str)
+def test_other_configs_of_a_family_equal_transformers_too(name, task, options):
+    theirs = reference(name, task, **options)
+    ours = from_huggingface(theirs)
+    ids, mask = batch([150, 33, 1])
+    with torch.no_grad():
+        expected, actual = theirs(ids, attention_mask=mask), ours(ids, attention_mask=mask)
+    for key in expected:
+        same_on_real_tokens(actual[key], expected[key], mask)
+    again = to_huggingface(ours)
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor), key
+
+
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_outputs_and_every_hidden_state_equal_transformers(name, task):
     theirs = reference(name, task)
@@ -87,8 +95,7 @@ def test_outputs_and_every_hidden_state_equal_transformers(name, task):
 
 @pytest.mark.parametrize(("name", "task"), [case for case in CASES if case[1] != "base"])
 def test_losses_and_gradients_equal_transformers(name, task):
-    no_dropout = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, "modernbert": {}}
-    theirs = reference(name, task, **no_dropout[name]).train()
+    theirs = reference(name, task, **FAMILY_CASES[name].no_dropout).train()
     ours = from_huggingface(theirs).train()
     ids, mask = batch()
     labels = targets(task, ids, mask)
@@ -147,15 +154,6 @@ def test_classification_loss_by_problem_type(name, problem, num_labels, labels):
     ids, mask = batch([9, 4])
     with torch.no_grad():
         expected, actual = theirs(ids, mask, labels=labels).loss, ours(ids, mask, labels=labels).loss
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_modernbert_pools_real_tokens(pooling):
-    theirs = reference("modernbert", "sequence-classification", classifier_pooling=pooling)
-    ids, mask = batch()
-    with torch.no_grad():
-        expected, actual = theirs(ids, mask).logits, from_huggingface(theirs)(ids, mask).logits
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -260,25 +258,6 @@ def test_rope_scaling_as_transformers_does_it(scaling):
             same_on_real_tokens(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, mask)
 
 
-def test_modernbert_biases_and_other_options():
-    biases = {
-        "norm_bias": True,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "classifier_bias": True,
-        "decoder_bias": False,
-    }
-    activations = {"hidden_activation": "silu", "classifier_activation": "relu"}
-    theirs = reference(
-        "modernbert", "masked-lm", **biases, **activations, local_attention=33, tie_word_embeddings=False
-    )
-    ours = from_huggingface(theirs)
-    ids, mask = batch()
-    with torch.no_grad():
-        same_on_real_tokens(ours(ids, mask).logits, theirs(ids, mask).logits, mask, atol=2e-5)
-    assert set(to_huggingface(ours).state_dict()) == set(theirs.state_dict())
-
-
 # ---------------------------------------------------------------------- refusals
 
 
@@ -358,7 +337,7 @@ def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):
 
 def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path):
     """bert-base-uncased as it is on the hub: gamma and beta, position_ids, BertForPreTraining's second head."""
-    theirs = transformers.BertForPreTraining(CONFIGS["bert"]()).eval()
+    theirs = transformers.BertForPreTraining(FAMILY_CASES["bert"].make_config()).eval()
     tensors = {}
     for key, tensor in theirs.state_dict().items():
         if key in theirs.all_tied_weights_keys:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -46,15 +44,7 @@ def read_config(values: dict[str, Any]) -> BertBlocksConfig:
     name = values.get("model_type", BertBlocksConfig.model_type)
     if name == BertBlocksConfig.model_type:
         return BertBlocksConfig.from_dict(values)
-    return _family(name).read_config(_parse_config(_family(name), values))
-
-
-def _parse_config(family: Family, values: dict[str, Any]) -> PreTrainedConfig:
-    """transformers' config object, whose defaults and old spellings are transformers' own."""
-    try:
-        return getattr(transformers, family.config_class).from_dict(values)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"This is no valid {family.name} config: {' '.join(str(error).split())}") from error
+    return _family(name).read_config(_family(name).parse_config(values))
 
 
 def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = None) -> BertBlocksPreTrainedModel:
@@ -77,7 +67,7 @@ def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = No
     else:
         values, tensors = read_checkpoint(source)
         family = _family(values.get("model_type", "none"))
-        config = _parse_config(family, values)
+        config = family.parse_config(values)
         architecture, label = (config.architectures or [family.model_classes["base"]])[0], str(source)
     task = task or _task_of(family, architecture)
     if task not in family.model_classes:
@@ -168,10 +158,7 @@ def _export(model: BertBlocksPreTrainedModel, family: Family) -> PreTrainedModel
     tied = set(model.all_tied_weights_keys)
     ours = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in tied}
     theirs = family.write_weights(ours, model.config, task)
-    options: dict[str, Any] = {}
-    if task == "base" and family.name == "bert":
-        options["add_pooling_layer"] = model.config.pooler
-    exported = getattr(transformers, family.model_classes[task])(config, **options)
+    exported = family.make_model(config, task, model.config.pooler)
     missing, unexpected = exported.load_state_dict(theirs, strict=False, assign=True)
     wrong = [*unexpected, *(name for name in missing if name not in exported.all_tied_weights_keys)]
     if wrong:

@@ -40,6 +40,7 @@ BERT = Family(
     },
     aliases={"BertForPreTraining": "masked-lm"},
     prefix="bert",
+    pooler_option="add_pooling_layer",
     keys={
         "hidden_act": "hidden_act",
         "norm_eps": "layer_norm_eps",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.checks import ConfigError, own_keys
 from bertblocks.config import BertBlocksConfig
@@ -65,16 +66,39 @@ class Rule:
 
     ours: str
     theirs: tuple[str, ...]
+    #: How many rows come from each of several of theirs; equal shares if not given.
+    sizes: Callable[[BertBlocksConfig], list[int]] | None = None
+    #: For each of our rows, the number of theirs.
+    rows: Callable[[BertBlocksConfig], Tensor] | None = None
 
-    def read(self, tensors: list[Tensor]) -> Tensor:
-        return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    def read(self, tensors: list[Tensor], config: BertBlocksConfig) -> Tensor:
+        tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        return tensor if self.rows is None else tensor[self.rows(config)]
 
-    def write(self, tensor: Tensor) -> list[Tensor]:
-        return list(tensor.chunk(len(self.theirs)))
+    def write(self, tensor: Tensor, config: BertBlocksConfig) -> list[Tensor]:
+        if self.rows is not None:
+            tensor = tensor[self.rows(config).argsort()]
+        parts = tensor.split(self.sizes(config)) if self.sizes is not None else tensor.chunk(len(self.theirs))
+        return [part.contiguous() for part in parts]
+
+    def for_layer(self, index: int) -> Rule:
+        theirs = tuple(name.format(i=index) for name in self.theirs)
+        return replace(self, ours=self.ours.format(i=index), theirs=theirs)
 
 
-def rule(ours: str, *theirs: str) -> Rule:
-    return Rule(ours, theirs)
+def rule(
+    ours: str,
+    *theirs: str,
+    sizes: Callable[[BertBlocksConfig], list[int]] | None = None,
+    rows: Callable[[BertBlocksConfig], Tensor] | None = None,
+) -> Rule:
+    return Rule(ours, theirs, sizes, rows)
+
+
+def qkv_sizes(config: BertBlocksConfig) -> list[int]:
+    """Rows of queries, keys and values in our fused projection."""
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return [queries, keys, keys]
 
 
 @dataclass(frozen=True)
@@ -88,8 +112,8 @@ class Family:
     model_classes: dict[str, str]
     #: What task models call their encoder.
     prefix: str
-    #: Our key -> theirs, beside the common ones.
-    keys: dict[str, str]
+    #: Our key -> theirs, beside or in place of the common ones; None: theirs has no such key.
+    keys: dict[str, str | None]
     #: Our keys with the one value that this family has.
     fixed: dict[str, Any]
     #: Their keys with the only value that can be represented.
@@ -102,6 +126,8 @@ class Family:
     write_rest: Callable[[BertBlocksConfig], dict[str, Any]]
     #: Names of other classes whose checkpoints hold a task's weights and more.
     aliases: dict[str, str] = field(default_factory=dict)
+    #: The option of its base class that leaves out the pooler.
+    pooler_option: str | None = None
     #: Tensors that hold nothing to read, as regular expressions.
     ignored: tuple[str, ...] = ()
     #: Old names of tensors: regular expression -> replacement.
@@ -115,15 +141,14 @@ class Family:
                 raise ConfigError(
                     f"{key} is {getattr(theirs, key)!r} in this {self.name} config; BertBlocks can hold {value!r} only."
                 )
-        options = {ours: getattr(theirs, name) for ours, name in {**COMMON_KEYS, **self.keys}.items()}
+        options = {ours: getattr(theirs, name) for ours, name in self._all_keys().items()}
         labels = {key: getattr(theirs, key) for key in LABEL_KEYS}
-        return BertBlocksConfig(**options, **self.fixed, **self.read_rest(theirs), **labels)
+        return BertBlocksConfig(**{**options, **self.fixed, **self.read_rest(theirs), **labels})
 
     def write_config(self, ours: BertBlocksConfig) -> PreTrainedConfig:
-        options = {name: getattr(ours, key) for key, name in {**COMMON_KEYS, **self.keys}.items()}
+        options = {name: getattr(ours, key) for key, name in self._all_keys().items()}
         labels = {key: getattr(ours, key) for key in LABEL_KEYS}
-        config_class = getattr(transformers, self.config_class)
-        theirs = config_class(**options, **self.required, **self.write_rest(ours), **labels)
+        theirs = self.parse_config({**options, **self.required, **self.write_rest(ours), **labels})
         # what does not come back cannot be held
         again = self.read_config(theirs)
         for key in own_keys(BertBlocksConfig):
@@ -133,6 +158,23 @@ class Family:
                     "and cannot hold it."
                 )
         return theirs
+
+    def parse_config(self, values: dict[str, Any]) -> PreTrainedConfig:
+        """transformers' config object, whose defaults and old spellings are transformers' own."""
+        try:
+            return getattr(transformers, self.config_class).from_dict(values)
+        except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"This is no valid {self.name} config: {' '.join(str(error).split())}") from error
+
+    def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
+        """An empty model of transformers."""
+        model_class = getattr(transformers, self.model_classes[task])
+        if task == "base" and self.pooler_option is not None:
+            return model_class(config, **{self.pooler_option: has_pooler})
+        return model_class(config)
+
+    def _all_keys(self) -> dict[str, str]:
+        return {ours: name for ours, name in {**COMMON_KEYS, **self.keys}.items() if name is not None}
 
     def task_of(self, architecture: str) -> str | None:
         tasks = {name: task for task, name in self.model_classes.items()}
@@ -145,7 +187,7 @@ class Family:
         for one in self.encoder_rules:
             layers = range(config.num_hidden_layers) if "{i}" in one.ours else range(1)
             for i in layers:
-                yield Rule(one.ours.format(i=i), tuple(name.format(i=i) for name in one.theirs)), True
+                yield one.for_layer(i), True
         for one in self.head_rules[task]:
             yield one, False
 
@@ -167,7 +209,7 @@ class Family:
                 if lacking := [source for source in sources if source not in theirs]:
                     missing[name] = lacking[0]
                 else:
-                    ours[name] = one.read([theirs[source] for source in sources])
+                    ours[name] = one.read([theirs[source] for source in sources], config)
                     used.update(sources)
         return ours, {name: source for name, source in missing.items() if name not in ours}, set(theirs) - used
 
@@ -182,7 +224,7 @@ class Family:
                 if name != stem and not name.startswith(stem + "."):
                     continue
                 targets = [f"{self.prefix}.{target}" if nested else target for target in one.theirs]
-                for target, part in zip(targets, one.write(tensor), strict=True):
+                for target, part in zip(targets, one.write(tensor, config), strict=True):
                     theirs[target + name[len(stem) :]] = part
                 used.add(name)
         if left := sorted(set(ours) - used):
