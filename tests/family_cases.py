@@ -36,7 +36,10 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     "bert": FamilyCase(
         make_config=lambda **options: BertConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
         no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-        variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3},),
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3},
+            {"tie_word_embeddings": False, "classifier_dropout": 0.3},
+        ),
     ),
     "modernbert": FamilyCase(
         make_config=lambda **options: ModernBertConfig(

@@ -281,7 +281,7 @@ def test_every_dropout_has_the_rate_of_its_key():
             assert layer.mlp.dropout.p == 0.14
             assert layer.mlp.out_dropout.p == 0.15
         assert model.dropout.p == 0.16
-        assert model.head.dropout.p == 0.17
+        assert model.classifier_head.dropout.p == 0.17
 
 
 def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix():
@@ -322,12 +322,12 @@ def test_attention_drops_weights_in_training_only_and_its_output_after_the_proje
 def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_layer(pooling):
     config = tiny_config(classifier_head="dense", classifier_pooling=pooling, classifier_head_norm=True, num_labels=3)
     model = randomize(BertBlocksForSequenceClassification(config))
-    model.head.dropout, model.dropout = Times(3.0), Times(5.0)
+    model.classifier_head.dropout, model.dropout = Times(3.0), Times(5.0)
     ids = torch.tensor([[5, 6, 7]])
     hidden = model.model(ids).last_hidden_state[0]
     pooled = hidden[0] if pooling == "cls" else hidden.mean(0)
-    dense = torch.tanh(3.0 * pooled @ model.head.dense.weight.T + model.head.dense.bias)
-    normed = layer_formula(dense, model.head.norm, 1e-12)
+    dense = torch.tanh(3.0 * pooled @ model.classifier_head.dense.weight.T + model.classifier_head.dense.bias)
+    normed = layer_formula(dense, model.classifier_head.norm, 1e-12)
     expected = 5.0 * normed @ model.classifier.weight.T + model.classifier.bias
     torch.testing.assert_close(model(ids).logits[0], expected, atol=1e-5, rtol=1e-5)
 

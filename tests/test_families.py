@@ -27,6 +27,9 @@ def reference(name: str, task: str, **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        if name == "bert" and task == "masked-lm":
+            # an untied decoder has a bias of its own and leaves this one unused
+            model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
     return model.eval()
 
 
@@ -122,8 +125,8 @@ def matching_gradients(ours, theirs, family, task):
     mine = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.grad is not None}
     other = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
     renamed = family.write_weights(mine, ours.config, task)
-    # a padding row gets no gradient in either; everything that has one in theirs has one in ours
-    assert set(renamed) == set(other)
+    # a tied parameter has two names and one gradient
+    assert set(renamed) - set(theirs.all_tied_weights_keys) == set(other)
     return [(renamed[name], other[name]) for name in other]
 
 
@@ -332,7 +335,7 @@ def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):
     theirs = save(tmp_path, "modernbert", "masked-lm")
     with pytest.warns(UserWarning, match=r"has no classifier: made fresh"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
-    assert torch.equal(ours.head.dense.weight, theirs.head.dense.weight)
+    assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
 
 
 def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path):

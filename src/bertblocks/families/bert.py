@@ -76,11 +76,13 @@ BERT = Family(
             rule("head.norm", "cls.predictions.transform.LayerNorm"),
             rule("decoder.weight", "cls.predictions.decoder.weight"),
             rule("decoder.bias", "cls.predictions.bias"),
+            # the one that counts when the decoder is not tied
+            rule("decoder.bias", "cls.predictions.decoder.bias"),
         ),
         "sequence-classification": (rule("classifier", "classifier"),),
         "token-classification": (rule("tagger", "classifier"),),
         "question-answering": (rule("spans", "qa_outputs"),),
     },
-    ignored=(r"position_ids$", r"^cls\.seq_relationship\.", r"^cls\.predictions\.decoder\.bias$", r"^pooler\."),
+    ignored=(r"position_ids$", r"^cls\.seq_relationship\.", r"^pooler\."),
     renamed={r"\.gamma$": ".weight", r"\.beta$": ".bias"},
 )

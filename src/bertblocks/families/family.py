@@ -51,9 +51,8 @@ RUNTIME_KEYS = {
     "sep_token_id",
     # what it says is in layer_types
     "global_attention_every_n_layers",
-    # the next two matter to models that have such a head, and are part of its rules there
+    # a matter of the base class alone, which takes it as an option
     "pooler",
-    "classifier_head_dropout",
 }
 
 

@@ -8,7 +8,8 @@ from bertblocks.checks import ConfigError
 from bertblocks.config import LAYER_TYPE_ALIASES, BertBlocksConfig
 from bertblocks.families.family import Family, rule
 
-HEAD = (rule("head.dense", "head.dense"), rule("head.norm", "head.norm"))
+#: transformers keeps the masked-LM head for classifiers.
+CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
@@ -114,9 +115,9 @@ MODERNBERT = Family(
     ),
     head_rules={
         "base": (),
-        "masked-lm": (*HEAD, rule("decoder", "decoder")),
-        "sequence-classification": (*HEAD, rule("classifier", "classifier")),
-        "token-classification": (*HEAD, rule("tagger", "classifier")),
-        "question-answering": (*HEAD, rule("spans", "classifier")),
+        "masked-lm": (rule("head.dense", "head.dense"), rule("head.norm", "head.norm"), rule("decoder", "decoder")),
+        "sequence-classification": (*CLASSIFIER_HEAD, rule("classifier", "classifier")),
+        "token-classification": (*CLASSIFIER_HEAD, rule("tagger", "classifier")),
+        "question-answering": (*CLASSIFIER_HEAD, rule("spans", "classifier")),
     },
 )

@@ -32,8 +32,8 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__(config)
         self.model = BertBlocksModel(config, add_pooler=False)
-        self.head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.dropout = nn.Dropout(config.classifier_dropout if self.head is not None else 0.0)
+        self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
+        self.dropout = nn.Dropout(config.classifier_dropout if self.classifier_head is not None else 0.0)
         self.spans = Linear(config.hidden_size, 2, config.classifier_bias, role="classifier")
         self.post_init()
 
@@ -64,7 +64,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
             output_attentions,
         )
         layout = encoded.layout
-        hidden = encoded.hidden if self.head is None else self.head(encoded.hidden)
+        hidden = encoded.hidden if self.classifier_head is None else self.classifier_head(encoded.hidden)
         scores = self.spans(self.dropout(hidden))  # [tokens, 2]
         start, end = layout.scatter(scores, fill=torch.finfo(scores.dtype).min).unbind(-1)
         loss = None

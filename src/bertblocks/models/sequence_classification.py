@@ -33,7 +33,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = BertBlocksModel(config, add_pooler=config.classifier_head == "pooler")
-        self.head = get_classifier_head(config)
+        self.classifier_head = get_classifier_head(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
@@ -67,8 +67,8 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             pooled = self.model.pooler(encoded.hidden, encoded.layout)
         else:
             pooled = pool(encoded.hidden, encoded.layout, self.config.classifier_pooling)
-        if self.head is not None:
-            pooled = self.head(pooled)
+        if self.classifier_head is not None:
+            pooled = self.classifier_head(pooled)
         logits = self.classifier(self.dropout(pooled))
         return SequenceClassifierOutput(
             loss=None if labels is None else self.loss(logits, labels),

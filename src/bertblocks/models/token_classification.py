@@ -32,7 +32,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = BertBlocksModel(config, add_pooler=False)
-        self.head = get_classifier_head(config) if config.classifier_head_on_tokens else None
+        self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
@@ -64,7 +64,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
             output_attentions,
         )
         layout = encoded.layout
-        hidden = encoded.hidden if self.head is None else self.head(encoded.hidden)
+        hidden = encoded.hidden if self.classifier_head is None else self.classifier_head(encoded.hidden)
         logits = self.tagger(self.dropout(hidden))
         loss = None
         if labels is not None:
