@@ -27,6 +27,7 @@ SENTENCES = [
     "Yes.",
 ]
 
+torch.set_flush_denormal(True)  # numbers next to 0 can make a CPU ten times slower
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 console = Console(width=100)

@@ -9,7 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import BertConfig, ModernBertConfig, PreTrainedConfig
+from transformers import (
+    AlbertConfig,
+    BertConfig,
+    CamembertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    EsmConfig,
+    EuroBertConfig,
+    GteConfig,
+    MegatronBertConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    NomicBertConfig,
+    PreTrainedConfig,
+    RobertaConfig,
+    RobertaPreLayerNormConfig,
+    UltrabertConfig,
+    XLMRobertaConfig,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90,
@@ -32,7 +50,57 @@ class FamilyCase:
     variants: tuple[dict[str, Any], ...] = ()
 
 
+def roberta_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
+    """Padding is 0 as in the tests' batches, so positions count from 1."""
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return FamilyCase(
+        make_config=lambda **options: config_class(**{**SIZES, **special, "max_position_embeddings": 320, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 1},
+            {"classifier_dropout": 0.3, "max_position_embeddings": 151},
+        ),
+    )
+
+
 FAMILY_CASES: dict[str, FamilyCase] = {
+    "distilbert": FamilyCase(
+        make_config=lambda **options: DistilBertConfig(
+            **{
+                **{key: SIZES[key] for key in SIZES if key != "intermediate_size"},
+                "hidden_dim": SIZES["intermediate_size"],
+                "max_position_embeddings": 320,
+                **options,
+            }
+        ),
+        no_dropout={"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0, "seq_classif_dropout": 0.0},
+        variants=(
+            {"activation": "relu", "pad_token_id": 5, "tie_word_embeddings": False},
+            {"dropout": 0.2, "attention_dropout": 0.3, "qa_dropout": 0.4, "seq_classif_dropout": 0.5},
+            {"sinusoidal_pos_embds": True},
+        ),
+    ),
+    "electra": FamilyCase(
+        make_config=lambda **options: ElectraConfig(
+            **{**SIZES, "embedding_size": 20, "max_position_embeddings": 320, **options}
+        ),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "embedding_size": 32},
+            {"embedding_size": 48, "classifier_dropout": 0.3, "tie_word_embeddings": False},
+        ),
+    ),
+    "albert": FamilyCase(
+        make_config=lambda **options: AlbertConfig(
+            **{**SIZES, "embedding_size": 20, "max_position_embeddings": 320, **options}
+        ),
+        no_dropout={"classifier_dropout_prob": 0.0},
+        variants=(
+            {"num_hidden_groups": 2, "hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3},
+            {"num_hidden_groups": 3, "embedding_size": 32, "hidden_dropout_prob": 0.2, "classifier_dropout_prob": 0.3},
+            {"num_hidden_groups": 4, "embedding_size": 48},
+        ),
+    ),
     "bert": FamilyCase(
         make_config=lambda **options: BertConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
         no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -58,6 +126,90 @@ FAMILY_CASES: dict[str, FamilyCase] = {
             {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
             {"hidden_activation": "silu", "classifier_activation": "relu", "decoder_bias": False},
             {"tie_word_embeddings": False, "global_rope_theta": 500.0, "local_rope_theta": 7.0},
+        ),
+    ),
+    "roberta": roberta_case(RobertaConfig),
+    "xlm-roberta": roberta_case(XLMRobertaConfig),
+    "camembert": roberta_case(CamembertConfig),
+    "roberta-prelayernorm": roberta_case(RobertaPreLayerNormConfig),
+    "megatron-bert": FamilyCase(
+        make_config=lambda **options: MegatronBertConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "pad_token_id": 5},),
+    ),
+    "mpnet": FamilyCase(
+        make_config=lambda **options: MPNetConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "max_position_embeddings": 152},
+            {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "bos_token_id": 7},
+        ),
+    ),
+    "esm": FamilyCase(
+        make_config=lambda **options: EsmConfig(
+            **{
+                **SIZES,
+                "pad_token_id": 0,
+                "mask_token_id": 3,
+                "position_embedding_type": "rotary",
+                "token_dropout": True,
+                "emb_layer_norm_before": False,
+                # without a norm on the embeddings hidden states grow, and rounding errors with them
+                "initializer_range": 0.1,
+                "max_position_embeddings": 320,
+                **options,
+            }
+        ),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            {"position_embedding_type": "absolute", "emb_layer_norm_before": True, "layer_norm_eps": 1e-3},
+            {"token_dropout": False, "rope_theta": 300.0, "mask_token_id": None, "hidden_dropout_prob": 0.2},
+        ),
+    ),
+    "eurobert": FamilyCase(
+        make_config=lambda **options: EuroBertConfig(
+            **{
+                **SIZES,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "mask_token_id": 3,
+                # without a norm on the embeddings hidden states grow, and rounding errors with them
+                "initializer_range": 0.1,
+                **options,
+            }
+        ),
+        variants=(
+            {"classifier_pooling": "bos", "num_key_value_heads": 2, "rms_norm_eps": 1e-3},
+            {"classifier_pooling": "mean"},
+            {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1},
+            {"hidden_act": "gelu", "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 300.0}},
+        ),
+    ),
+    "ultrabert": FamilyCase(
+        make_config=lambda **options: UltrabertConfig(
+            **{**SIZES, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.1, "sliding_window": 64, **options}
+        ),
+        variants=(
+            {"classifier_pooling": "mean", "sliding_window": 9, "num_key_value_heads": 2},
+            {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "rms_norm_eps": 1e-3},
+            {"attention_windows": [32, None, 32, 32], "rope_theta": [7.0, 500.0, 7.0, 7.0], "hidden_act": "gelu"},
+        ),
+    ),
+    "nomic_bert": FamilyCase(
+        make_config=lambda **options: NomicBertConfig(**{**SIZES, "bos_token_id": 1, "eos_token_id": 2, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "gelu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.3},
+            {"head_dim": 12, "rope_parameters": {"rope_theta": 300.0}, "hidden_dropout_prob": 0.2},
+        ),
+    ),
+    "gte": FamilyCase(
+        make_config=lambda **options: GteConfig(**{**SIZES, "pad_token_id": 0, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "silu", "layer_norm_eps": 1e-3, "type_vocab_size": 0, "classifier_dropout": 0.3},
+            {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}, "head_dim": 12},
         ),
     ),
 }

@@ -49,6 +49,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "parallel": {"norm_pos": "pre", "parallel_block": True, "norm_fn": "dynamic_tanh", "qk_norm": True},
     "sandwich": {"norm_pos": "sandwich", "norm_fn": "group", "head_dim": 12},
     "uneven": {"layer_overrides": {1: {"intermediate_size": 40, "num_attention_heads": 2}}},
+    "albert": {"embedding_size": 12, "num_hidden_groups": 2},
     "dropout": {"embedding_dropout": 0.1, "attention_output_dropout": 0.1, "mlp_dropout": 0.1},
 }
 
@@ -117,7 +118,7 @@ def test_published_parameter_counts(preset, task, expected):
 @pytest.mark.parametrize(
     ("architecture", "task"),
     [*(("bert", task) for task in TASKS), *(("modern", task) for task in TASKS)]
-    + [(name, "masked-lm") for name in ("deep", "ngpt", "parallel", "sandwich", "uneven")],
+    + [(name, "masked-lm") for name in ("deep", "ngpt", "parallel", "sandwich", "uneven", "albert")],
 )
 def test_flops_are_those_that_torch_counts(architecture, task):
     # the eager backend's attention is matrix products, which torch counts
@@ -197,7 +198,14 @@ def test_masked_lm_training_keeps_labelled_rows_of_the_head_only():
 
 @pytest.mark.parametrize(
     ("architecture", "task"),
-    [("bert", "base"), ("modern", "masked-lm"), ("ngpt", "base"), ("parallel", "masked-lm"), ("sandwich", "base")],
+    [
+        ("bert", "base"),
+        ("modern", "masked-lm"),
+        ("ngpt", "base"),
+        ("parallel", "masked-lm"),
+        ("sandwich", "base"),
+        ("albert", "masked-lm"),
+    ],
 )
 def test_inference_memory_is_what_the_allocator_sees(architecture, task):
     # wide enough that the peak is not in attention, where a kernel's own workspace depends on the number of cores

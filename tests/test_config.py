@@ -143,7 +143,8 @@ def test_a_key_that_is_not_given_follows_from_others(options, implied):
 def test_no_key_is_left_open():
     """Every key whose type does not allow null holds a value once the config is made."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
-    optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides"}
+    optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
+    optional |= {"mlm_head_size"}
     for config in (BertBlocksConfig(), BertBlocksConfig(ngpt=True)):
         assert {key for key in KEYS if getattr(config, key) is None} <= optional
 
@@ -255,16 +256,16 @@ def test_a_value_that_is_no_choice_is_refused_with_the_choices(key, value, works
 
 SIZES = [
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_kv_heads", "head_dim",
-    "intermediate_size", "max_position_embeddings", "norm_num_groups",
+    "intermediate_size", "max_position_embeddings", "norm_num_groups", "embedding_size", "num_hidden_groups",
 ]  # fmt: skip
 COUNTS = ["type_vocab_size", "position_offset", "num_global_tokens"]
 POSITIVE = ["norm_eps", "rope_theta", "local_rope_theta", "initializer_range", "initializer_cutoff_factor"]
 DROPOUTS = [
     "embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_dropout", "mlp_output_dropout",
-    "classifier_dropout", "classifier_head_dropout",
+    "classifier_dropout", "classifier_head_dropout", "token_classifier_dropout", "qa_dropout",
 ]  # fmt: skip
 SHARES = ["partial_rotary_factor", "diffusion_min_time"]
-TOKENS = ["pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"]
+TOKENS = ["pad_token_id", "mask_token_id"]  # the two that models use
 NAN = float("nan")
 
 
@@ -387,6 +388,30 @@ def test_a_number_out_of_range_is_refused(key, value, works):
         ({"layer_overrides": {1: {"intermediate_size": "9"}}}, "intermediate_size", ["'9'", "int"]),
         ({"layer_overrides": {1: {"num_kv_heads": 5}}}, "num_kv_heads", ["5", "num_attention_heads = 12"]),
         ({"layer_overrides": {1: {"norm_fn": "deep", "norm_pos": "pre"}}}, "norm_pos", ["'pre'", "'post'"]),
+        # ---- narrow embeddings and shared layers
+        (
+            {"embedding_size": 128, "embedding_projection": False},
+            "embedding_projection",
+            ["must be true", "embedding_size = 128", "hidden_size = 768"],
+        ),
+        ({"embedding_size": 128, "mlm_head_dense": False}, "mlm_head_dense", ["must be true", "embedding_size = 128"]),
+        ({"embedding_size": 40, "norm_fn": "group"}, "norm_num_groups", ["divide embedding_size = 40"]),
+        ({"num_hidden_groups": 13}, "num_hidden_groups", ["at most num_hidden_layers = 12"]),
+        (
+            {"num_hidden_groups": 6, "norm_pos": "pre", "first_attention_norm": False},
+            "first_attention_norm",
+            ["shares its weights with no other"],
+        ),
+        (
+            {"num_hidden_groups": 6, "local_attention": True, "global_attention_every_n_layers": 3},
+            "layer_types",
+            ["layers 0 and 1 share their weights", "one type"],
+        ),
+        (
+            {"num_hidden_groups": 6, "layer_overrides": {3: {"hidden_act": "silu"}}},
+            "layer_overrides",
+            ["layers 2 and 3 share their weights", "same overrides"],
+        ),
         # ---- heads
         ({"classifier_pooling": "mean"}, "classifier_pooling", ["'pooler'", "'dense' or 'none'"]),
         ({"classifier_head_on_tokens": True}, "classifier_head_on_tokens", ["'dense'", "'pooler'"]),
@@ -765,7 +790,7 @@ def test_a_preset_is_changed_by_overrides_and_only_by_them():
     changed = BertBlocksConfig.from_preset("modernbert-base", norm_fn="rms", num_hidden_layers=5)
     assert changed.layer_types == ["global", "local", "local", "global", "local"]
     differing = {key for key in KEYS if getattr(plain, key) != getattr(changed, key)}
-    assert differing == {"norm_fn", "num_hidden_layers", "layer_types"}
+    assert differing == {"norm_fn", "num_hidden_layers", "num_hidden_groups", "layer_types"}
 
 
 def test_modernbert_is_as_published():
@@ -955,3 +980,70 @@ def test_a_position_is_registered_at_one_of_two_levels(registries):
 def test_a_name_that_is_not_registered_is_no_choice(registries):
     with pytest.raises(ConfigError, match="norm_fn is 'constant'"):
         tiny_config(norm_fn="constant")
+
+
+# ---------------------------------------------------------------------- changing a config
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "follows"),
+    [
+        ({}, {"norm_pos": "pre"}, {"final_norm": True}),
+        ({}, {"hidden_size": 384}, {"head_dim": 32}),
+        ({}, {"num_attention_heads": 6}, {"num_kv_heads": 6, "head_dim": 128}),
+        ({}, {"num_hidden_layers": 2}, {"layer_types": ["global", "global"]}),
+        ({"num_hidden_layers": 2}, {"local_attention": True}, {"layer_types": ["local", "local"]}),
+        ({}, {"rope_theta": 5e5}, {"local_rope_theta": 5e5}),
+        ({}, {"hidden_act": "silu"}, {"mlm_head_act": "silu"}),
+        ({"num_kv_heads": 3}, {"num_attention_heads": 6}, {"num_kv_heads": 3}),
+        ({"head_dim": 32}, {"hidden_size": 384}, {"head_dim": 32}),
+        ({"mlm_head_act": "relu"}, {"hidden_act": "silu"}, {"mlm_head_act": "relu"}),
+    ],
+)
+def test_what_a_changed_key_implies_follows_unless_it_was_set(tmp_path, options, change, follows):
+    """By attribute, on loading, and in a model."""
+    config = BertBlocksConfig(**options)
+    config.save_pretrained(tmp_path)
+    for key, value in change.items():
+        setattr(config, key, value)
+    loaded = BertBlocksConfig.from_pretrained(tmp_path, **change)
+    made = BertBlocksConfig(**{**options, **change})
+    for changed in (config, loaded, made):
+        assert {key: getattr(changed, key) for key in follows} == follows
+        changed.validate()
+
+
+def test_a_value_of_another_type_is_not_even_set():
+    config = BertBlocksConfig()
+    with pytest.raises(ConfigError, match="hidden_size is 'wide'; it must be of type int"):
+        config.hidden_size = "wide"
+    assert config.hidden_size == 768
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_labels": 0}, "num_labels is 0"),
+        ({"num_labels": "a"}, "num_labels is 'a'"),
+        ({"id2label": 5}, "id2label is 5"),
+        ({"id2label": {0: "a"}, "num_labels": 3}, "num_labels is 3; id2label names 1 labels"),
+        ({"dtype": "foo"}, "dtype is 'foo'"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
+    ],
+)
+def test_keys_of_transformers_are_checked_too(options, message):
+    with pytest.raises(ConfigError, match=message):
+        BertBlocksConfig(**options)
+
+
+def test_other_spellings_of_rope_scaling():
+    rope = {"block_pos_enc_kind": "rope"}
+    assert BertBlocksConfig(**rope, rope_scaling={"rope_type": "default"}).rope_scaling is None
+    old = BertBlocksConfig(**rope, rope_scaling={"type": "linear", "factor": 2.0})
+    assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_names_with_a_meaning_cannot_be_registered():
+    for register, name in ((register_backend, "auto"), (register_position, "none")):
+        with pytest.raises(ValueError, match=f"the name '{name}' is taken"):
+            register(name)(object)

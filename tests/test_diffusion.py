@@ -178,3 +178,25 @@ def test_bad_sampling_options(options, message):
 def test_a_mask_token_is_needed():
     with pytest.raises(ValueError, match="mask_token_id is None"):
         BertBlocksForMaskedDiffusion(tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0.0, 0.5], r"each must be greater than 0 and at most 1"),
+        ([0.5, 1.5], r"each must be greater than 0 and at most 1"),
+        ([0.5], r"timesteps has shape \[1\]; it must be \[2\]"),
+    ],
+)
+def test_impossible_timesteps(times, message):
+    ids = torch.tensor([[5, MASK], [MASK, 6]])
+    with pytest.raises(ValueError, match=message):
+        make()(ids, labels=ids, timesteps=torch.tensor(times))
+
+
+def test_timesteps_without_labels_and_a_batch_of_padding():
+    ids = torch.tensor([[5, MASK]])
+    with pytest.raises(ValueError, match="timesteps are given without labels"):
+        make()(ids, timesteps=torch.tensor([0.5]))
+    nothing = torch.zeros_like(ids)
+    assert make()(ids, attention_mask=nothing, labels=ids, timesteps=torch.tensor([0.5])).loss == 0

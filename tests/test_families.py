@@ -17,7 +17,9 @@ from helpers import pad_ids, ragged_ids
 
 #: Past the window of 128, on both sides of its edges.
 LENGTHS = [300, 129, 65, 64, 1]
-CASES = [(name, task) for name, family in FAMILIES.items() for task in family.model_classes]
+#: Those that there is a reference for; the others have a test file of their own.
+REFERENCED = {name: family for name, family in FAMILIES.items() if family.in_transformers}
+CASES = [(name, task) for name, family in REFERENCED.items() for task in family.model_classes]
 
 
 def reference(name: str, task: str, **options):
@@ -34,7 +36,8 @@ def reference(name: str, task: str, **options):
 
 
 def batch(lengths: list[int] = LENGTHS) -> tuple[torch.Tensor, torch.Tensor]:
-    return pad_ids(ragged_ids(lengths, vocab_size=90))
+    # without id 1, which MPNet takes for padding in the middle of a text too
+    return pad_ids([ids.clamp(min=2) for ids in ragged_ids(lengths, vocab_size=90)])
 
 
 def targets(task: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -59,7 +62,7 @@ def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Te
 
 
 def test_every_family_has_a_case():
-    assert set(FAMILY_CASES) == set(FAMILIES)
+    assert set(FAMILY_CASES) == set(REFERENCED)
 
 
 VARIANTS = [(name, task, options) for name, task in CASES for options in FAMILY_CASES[name].variants]
@@ -123,14 +126,15 @@ def test_losses_and_gradients_equal_transformers(name, task):
 def matching_gradients(ours, theirs, family, task):
     """Our gradients under their names, by the rules that rename weights."""
     mine = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.grad is not None}
-    other = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    # a tied parameter has several names and one gradient
+    names = dict(theirs.named_parameters(remove_duplicate=False))
+    other = {name: parameter.grad for name, parameter in names.items() if parameter.grad is not None}
     renamed = family.write_weights(mine, ours.config, task)
-    # a tied parameter has two names and one gradient
-    assert set(renamed) - set(theirs.all_tied_weights_keys) == set(other)
-    return [(renamed[name], other[name]) for name in other]
+    assert {id(names[name]) for name in renamed} == {id(names[name]) for name in other}
+    return [(renamed[name], other[name]) for name in renamed]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name, task in CASES if task == "question-answering"])
 def test_question_answering_loss_of_full_rows_is_transformers_own(name):
     theirs = reference(name, "question-answering")
     ids, mask = batch([50, 50])
@@ -150,7 +154,7 @@ def test_question_answering_loss_of_full_rows_is_transformers_own(name):
         ("multi_label_classification", 3, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])),
     ],
 )
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", REFERENCED)
 def test_classification_loss_by_problem_type(name, problem, num_labels, labels):
     theirs = reference(name, "sequence-classification", num_labels=num_labels, problem_type=problem)
     ours = from_huggingface(theirs)
@@ -266,7 +270,11 @@ def test_rope_scaling_as_transformers_does_it(scaling):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"is_decoder": True}, "is_decoder is True"), ({"add_cross_attention": True}, "add_cross_attention is True")],
+    [
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+    ],
 )
 def test_what_a_config_cannot_express_is_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
@@ -329,6 +337,15 @@ def test_a_missing_head_is_made_fresh_and_named(tmp_path):
     assert torch.equal(ours.model.embedding.token.weight, theirs.bert.embeddings.word_embeddings.weight)
     assert all(torch.isfinite(p).all() and not p.is_meta for p in ours.parameters())
     assert ours.classifier.weight.std() > 0
+
+
+def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path):
+    reference("bert", "base").bfloat16().save_pretrained(tmp_path)
+    for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
+        with pytest.warns(UserWarning, match="made fresh"):
+            ours = from_huggingface(tmp_path, task="masked-lm", dtype=dtype)
+        assert {parameter.dtype for parameter in ours.parameters()} == {expected}
+        assert ours(torch.tensor([[1, 2]])).logits.dtype == expected
 
 
 def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):

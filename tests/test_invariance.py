@@ -17,7 +17,7 @@ def configs(draw):
         "mlp_type": draw(st.sampled_from(["mlp", "glu"])),
         "hidden_act": draw(st.sampled_from(["gelu", "silu", "relu", "tanh"])),
         "embd_pos_enc_kind": draw(st.sampled_from(["learned", "sinusoidal", "none"])),
-        "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "none"])),
+        "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "t5", "none"])),
         "num_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "qk_norm": draw(st.booleans()),
         "parallel_block": draw(st.booleans()),
@@ -72,7 +72,7 @@ def test_a_token_depends_on_its_own_sequence_only(config, lengths, side, extra, 
 @given(
     st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4),
     st.sampled_from(["eager", "sdpa"]),
-    st.sampled_from(["rope", "alibi", "none"]),
+    st.sampled_from(["rope", "alibi", "t5", "none"]),
     st.integers(0, 1000),
 )
 def test_hidden_tokens_inside_a_sequence_are_not_seen(rows, backend, position, seed):

@@ -22,6 +22,7 @@ WINDOWS = [{}, {"local_attention": True}, {"local_attention": True, "num_global_
 POSITIONS = [
     {"block_pos_enc_kind": "none"},
     {"block_pos_enc_kind": "alibi", "embd_pos_enc_kind": "none"},
+    {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none", "relative_attention_num_buckets": 8},
     {"block_pos_enc_kind": "rope", "embd_pos_enc_kind": "sinusoidal", "local_rope_theta": 100.0},
     {"block_pos_enc_kind": "rope", "rope_interleaved": True, "partial_rotary_factor": 0.5},
 ]
@@ -39,8 +40,27 @@ OTHERS = [
         "layer_overrides": {1: {"num_kv_heads": 1, "mlp_type": "glu"}, 2: {"local_attention_window_size": 4}},
     },
 ]
+FACTORISED = [
+    {"embedding_size": 8},
+    {"embedding_size": 48, "norm_fn": "group", "norm_pos": "pre", "embd_pos_enc_kind": "sinusoidal"},
+    {"embedding_size": 32, "embedding_projection": True},
+    {"embedding_size": 8, "ngpt": True},
+]
+SHARED = [
+    {"num_hidden_groups": 1},
+    {"num_hidden_groups": 2, "norm_pos": "pre", "norm_fn": "rms", "block_pos_enc_kind": "rope", "embedding_size": 8},
+    {"num_hidden_groups": 1, "local_attention": True, "num_global_tokens": 2, "mlp_type": "glu"},
+    {
+        "num_hidden_groups": 2,  # layers 0 and 1, layer 2
+        "local_attention": True,
+        "layer_types": ["local", "local", "global"],
+        "layer_overrides": {0: {"hidden_act": "silu"}, 1: {"hidden_act": "silu"}},
+    },
+    {"num_hidden_groups": 1, "norm_fn": "deep"},
+    {"num_hidden_groups": 1, "ngpt": True},
+]
 #: Norms and attention meet in test_invariance, on random configs: their full product would be thousands.
-CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS]
+CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *FACTORISED, *SHARED]
 
 
 def label(choice: dict) -> str:

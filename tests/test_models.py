@@ -12,6 +12,8 @@ from bertblocks import (
     BertBlocksModel,
     from_huggingface,
 )
+from bertblocks.backends import SdpaBackend
+from bertblocks.blocks.position import BLOCK_POSITIONS, BlockPosition
 from bertblocks.models import TASK_MODELS
 from helpers import pad_ids, ragged_ids, tiny_config
 
@@ -91,6 +93,7 @@ TWO = {"input_ids": torch.tensor([[1, 2]])}
         ({"input_ids": torch.ones(1, 65).long()}, "has 65 tokens; max_position_embeddings = 64 leaves room for 64"),
         ({"input_ids": torch.tensor([1, 2])}, r"Input has shape \[2\]"),
         ({"input_ids": torch.ones(2, 0).long()}, r"Input has shape \[2, 0\]"),
+        ({"input_ids": torch.ones(0, 2).long()}, r"Input has shape \[0, 2\]"),
         ({**TWO, "token_type_ids": torch.tensor([[0, 2]])}, "token_type_ids holds 2"),
         ({**TWO, "position_ids": torch.tensor([[0, 64]])}, "position_ids holds 64"),
         ({**TWO, "attention_mask": torch.ones(1, 3)}, r"attention_mask has shape \[1, 3\]"),
@@ -113,6 +116,31 @@ def test_token_types_of_a_model_without_them():
     assert torch.equal(model(ids, token_type_ids=torch.zeros_like(ids))[0], model(ids)[0])
     with pytest.raises(ValueError, match="type_vocab_size is 0"):
         model(ids, token_type_ids=torch.ones_like(ids))
+
+
+@pytest.mark.parametrize("kind", ["alibi", "none"])
+def test_positions_that_nothing_would_use_are_refused(kind):
+    model = BertBlocksModel(tiny_config(block_pos_enc_kind=kind, embd_pos_enc_kind="none"))
+    with pytest.raises(ValueError, match="no positions that would use them"):
+        model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))
+
+
+def test_positions_of_flat_and_wrong_shape():
+    model = BertBlocksModel(tiny_config()).eval()
+    flat, bounds = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])
+    given = model(flat, cu_seqlens=bounds, position_ids=torch.tensor([[0, 1, 0]])).last_hidden_state
+    assert torch.equal(given, model(flat, cu_seqlens=bounds).last_hidden_state)
+    with pytest.raises(ValueError, match=r"position_ids has shape \[1, 2\]; it must be \[3\]"):
+        model(flat, cu_seqlens=bounds, position_ids=torch.tensor([[0, 1]]))
+
+
+def test_positions_with_an_offset_count_real_tokens_only():
+    """RoBERTa's rule, for a mask with a hole."""
+    model = BertBlocksModel(tiny_config(position_offset=2))
+    rows = []
+    model.embedding.position.table.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0]))
+    model(torch.tensor([[5, 6, 9, 7]]), attention_mask=torch.tensor([[1, 1, 0, 1]]))
+    assert rows[0][[0, 1, 3]].tolist() == [2, 3, 4]
 
 
 # ---------------------------------------------------------------------- output
@@ -160,6 +188,16 @@ def test_attentions_of_packed_input_are_by_sequence():
     torch.testing.assert_close(packed[1, :, :3, :3], alone, atol=1e-6, rtol=1e-5)
 
 
+def test_attentions_of_nothing_but_padding_are_zero():
+    model = BertBlocksModel(tiny_config())
+    for unpad in (True, False):
+        model.config.unpad = unpad
+        out = model(torch.ones(2, 3).long(), attention_mask=torch.zeros(2, 3).long(), output_attentions=True)
+        assert out.attentions[0].shape == (2, 4, 3, 3)
+        assert not out.attentions[0].any()
+        assert not out.last_hidden_state.any()
+
+
 def test_tuple_output():
     model = BertBlocksModel(tiny_config()).eval()
     ids = torch.tensor([[1, 2, 3]])
@@ -196,6 +234,12 @@ def test_packed_losses_equal_padded_losses(task):
     expected = model(ids, attention_mask=mask, **padded).loss
     bounds = torch.tensor([0, 6, 8, 17])
     torch.testing.assert_close(model(torch.cat(sequences), cu_seqlens=bounds, **packed).loss, expected)
+
+
+def test_labels_of_a_wrong_shape_are_not_spread():
+    model = BertBlocksForSequenceClassification(tiny_config(num_labels=1))
+    with pytest.raises(ValueError, match=r"labels has shape \[1\]; for regression it must be \[2, 1\]"):
+        model(torch.tensor([[1], [2]]), labels=torch.tensor([5.0]))
 
 
 # ---------------------------------------------------------------------- masked LM
@@ -270,6 +314,10 @@ def test_resize_token_embeddings(options):
     assert model(torch.tensor([[69]])).logits.shape == (1, 1, 70)
     model.resize_token_embeddings(50)
     assert model(torch.tensor([[49]])).logits.shape == (1, 1, 50)
+    model.config.mask_token_id = 45
+    with pytest.raises(ValueError, match="mask_token_id is 45; a vocabulary of 40 would not hold it"):
+        model.resize_token_embeddings(40)
+    assert model.config.vocab_size == 50
 
 
 # ---------------------------------------------------------------------- inside torch and transformers
@@ -289,6 +337,43 @@ def test_gradient_checkpointing_changes_nothing_but_memory(options):
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     for plain, checkpointed in zip(*gradients, strict=True):
         assert torch.equal(plain, checkpointed)
+
+
+class LearnedBias(BlockPosition):
+    """A position encoding with a parameter, as users may register."""
+
+    has_bias = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((4,), 0.3))
+
+    @classmethod
+    def from_config(cls, config, is_local):
+        return cls()
+
+    def bias(self, distance):
+        return -self.weight.view(-1, *(1,) * distance.dim()) * distance.abs()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_gradients_of_a_learned_bias(local, monkeypatch):
+    """The same by eager and by sdpa, with and without gradient checkpointing: a bias with parameters is not shared."""
+    monkeypatch.setitem(BLOCK_POSITIONS._blocks, "own", LearnedBias)
+    monkeypatch.setattr(SdpaBackend, "block_size", 3)
+    model = BertBlocksModel(tiny_config(block_pos_enc_kind="own", local_attention=local)).double().train()
+    ids, mask = pad_ids(ragged_ids([40, 9]))
+    gradients = []
+    for backend, checkpointing in (("eager", False), ("sdpa", False), ("sdpa", True)):
+        model.config.attention_backend = backend
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(ids, attention_mask=mask).last_hidden_state.square().sum().backward()
+        gradients.append(torch.stack([layer.attention.position.weight.grad for layer in model.encoder.layers]))
+    assert gradients[0].abs().min() > 0
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +435,9 @@ def test_attn_implementation_is_the_attention_backend(tmp_path):
         ValueError, match=r"attention_backend is 'esdpa'; it must be one of auto, .* \(did you mean 'sdpa'\?\)"
     ):
         BertBlocksModel.from_pretrained(tmp_path, attn_implementation="esdpa")
+    with pytest.raises(ValueError, match="attention_backend is 'flex_attention'"):
+        loaded.set_attn_implementation("flex_attention")
+    assert loaded.config.attention_backend == "sdpa"
 
 
 def test_lora_trains_and_merges():

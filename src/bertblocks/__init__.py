@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from bertblocks.checks import ConfigError as ConfigError
     from bertblocks.config import BertBlocksConfig as BertBlocksConfig
     from bertblocks.families import from_huggingface as from_huggingface
+    from bertblocks.families import save_huggingface as save_huggingface
     from bertblocks.families import to_huggingface as to_huggingface
+    from bertblocks.families.convert import convert as convert
+    from bertblocks.families.load import load as load
     from bertblocks.layout import SequenceLayout as SequenceLayout
     from bertblocks.models import BertBlocksForMaskedDiffusion as BertBlocksForMaskedDiffusion
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
@@ -46,13 +49,16 @@ _HOMES = {
     "BertBlocksPreTrainedModel": "models",
     "ConfigError": "checks",
     "SequenceLayout": "layout",
+    "convert": "families.convert",
     "from_huggingface": "families",
+    "load": "families.load",
     "preset_names": "presets",
     "register_activation": "blocks.activation",
     "register_backend": "backends",
     "register_mlp": "blocks.mlp",
     "register_norm": "blocks.norm",
     "register_position": "blocks.position",
+    "save_huggingface": "families",
     "to_huggingface": "families",
 }
 

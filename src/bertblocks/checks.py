@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import types
 import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from bertblocks.backends import BACKENDS
 from bertblocks.blocks.activation import activation_names
 from bertblocks.blocks.block import NORM_POSITIONS
 from bertblocks.blocks.mlp import MLPS
 from bertblocks.blocks.norm import NORMS
-from bertblocks.blocks.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
+from bertblocks.blocks.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS, FREQUENCY_DTYPES
 from bertblocks.registry import nearest
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "classifier_head_act": activation_names,
     "embd_pos_enc_kind": lambda: [*EMBEDDING_POSITIONS.names(), "none"],
     "block_pos_enc_kind": lambda: [*BLOCK_POSITIONS.names(), "none"],
+    "rope_frequency_dtype": lambda: list(FREQUENCY_DTYPES),
     "attention_backend": lambda: ["auto", *BACKENDS.names()],
     "kernel_backend": lambda: ["auto", "liger", "torch"],
     "init_kind": lambda: ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet", "ngpt"],
@@ -38,7 +43,9 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
 POSITIVE_SIZES = (
     "vocab_size",
     "hidden_size",
+    "embedding_size",
     "num_hidden_layers",
+    "num_hidden_groups",
     "num_attention_heads",
     "num_kv_heads",
     "head_dim",
@@ -105,6 +112,8 @@ LAYER_KEYS = {
 
 LOCAL_LAYER_KEYS = {"local_attention_window_size", "num_global_tokens", "local_rope_theta", "local_rope_scaling"}
 
+GLOBAL_LAYER_KEYS = {"rope_theta", "rope_scaling"}
+
 #: What nGPT fixes, and why.
 NGPT_VALUES = {
     "norm_pos": ("none", "its blocks normalise to the unit sphere instead"),
@@ -139,8 +148,14 @@ def check_types(config: BertBlocksConfig, implied: bool = True) -> None:
     """Refuses values of another type than their key's; before keys are `implied`, None passes."""
     for key, kind in own_keys(type(config)).items():
         value = getattr(config, key)
-        if not _fits(value, kind) and (implied or value is not None):
-            _refuse(config, key, f"it must be of type {kind.__name__ if isinstance(kind, type) else kind}")
+        if implied or value is not None:
+            check_type(key, value, kind)
+
+
+def check_type(key: str, value: Any, kind: Any) -> None:
+    if not fits(value, kind):
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise ConfigError(f"{key} is {value!r}; it must be of type {name}.")
 
 
 def _check_values(config: BertBlocksConfig) -> None:
@@ -155,16 +170,16 @@ def _check_values(config: BertBlocksConfig) -> None:
         if getattr(config, key) < 0:
             _refuse(config, key, "it must not be negative")
     for key in ("norm_eps", "rope_theta", "local_rope_theta", "initializer_range", "initializer_cutoff_factor"):
-        if not getattr(config, key) > 0:
+        if not 0 < getattr(config, key) < math.inf:
             _refuse(config, key, "it must be greater than 0")
     for key in ("partial_rotary_factor", "diffusion_min_time"):
         if not 0 < getattr(config, key) <= 1:
             _refuse(config, key, "it must be greater than 0 and at most 1")
     for key in own_keys(type(config)):
         value = getattr(config, key)
-        if key.endswith("dropout") and not 0 <= value < 1:
+        if key.endswith("dropout") and not isinstance(value, bool) and not 0 <= value < 1:
             _refuse(config, key, "it must be at least 0 and less than 1")
-        if key.endswith("token_id") and value is not None and not 0 <= value < config.vocab_size:
+        if key in ("pad_token_id", "mask_token_id") and value is not None and not 0 <= value < config.vocab_size:
             _refuse(config, key, f"it must lie within the vocabulary of {config.vocab_size}, or be null")
     for key, only in (("is_encoder_decoder", False), ("chunk_size_feed_forward", 0)):
         if getattr(config, key) != only:
@@ -177,7 +192,7 @@ def _check_values(config: BertBlocksConfig) -> None:
 def _check_scaling(config: BertBlocksConfig, key: str) -> None:
     scaling = getattr(config, key)
     kind = scaling.get("rope_type")
-    if kind not in ROPE_SCALINGS:
+    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
         _refuse(config, key, f"its rope_type must be one of {', '.join(ROPE_SCALINGS)}{nearest(kind, ROPE_SCALINGS)}")
     needed, known = ROPE_SCALINGS[kind], {*ROPE_SCALINGS[kind], *OPTIONAL_SCALING_KEYS.get(kind, ())}
     if not set(needed) <= set(scaling):
@@ -186,8 +201,10 @@ def _check_scaling(config: BertBlocksConfig, key: str) -> None:
         if name != "rope_type" and name not in known:
             _refuse(config, key, f"rope_type {kind!r} has no {name!r}{nearest(name, known)}")
         numbers = value if isinstance(value, list) else [value]
-        if name != "rope_type" and not all(_fits(number, float | bool | None) for number in numbers):
+        if name != "rope_type" and not all(fits(number, float | bool | None) for number in numbers):
             _refuse(config, key, f"its {name} must be a number")
+        if name == "factor" and not value > 0:
+            _refuse(config, key, "its factor must be greater than 0")
 
 
 def _check_layer_keys(config: BertBlocksConfig) -> None:
@@ -204,8 +221,9 @@ def _check_layer_keys(config: BertBlocksConfig) -> None:
             if key not in LAYER_KEYS:
                 why = f"which no layer can have of its own{nearest(key, LAYER_KEYS)}"
                 _refuse(config, "layer_overrides", f"layer {index} has {key!r}, {why}")
-            if key in LOCAL_LAYER_KEYS and config.layer_types[index] == "global":
-                _refuse(config, "layer_overrides", f"layer {index} is global, where {key!r} means nothing")
+            kind = config.layer_types[index]
+            if key in (LOCAL_LAYER_KEYS if kind == "global" else GLOBAL_LAYER_KEYS):
+                _refuse(config, "layer_overrides", f"layer {index} is {kind}, where {key!r} means nothing")
             if key == "norm_fn" and (value == "deep") != (config.norm_fn == "deep"):
                 _refuse(
                     config, "layer_overrides", "norm_fn 'deep' holds for all layers, in position 'post', or for none"
@@ -232,6 +250,12 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     for key in ("rope_scaling", "local_rope_scaling"):
         no_rope = getattr(c, key) is not None and "rope" not in kinds
         yield key, no_rope, f"it goes with block_pos_enc_kind 'rope', which is {c.block_pos_enc_kind!r} here"
+        rounded = getattr(c, key) is not None and c.rope_frequency_dtype != "float32"
+        yield "rope_frequency_dtype", rounded, f"it must be 'float32' with {key}"
+    no_rope = c.rope_frequency_dtype != "float32" and "rope" not in kinds
+    yield "rope_frequency_dtype", no_rope, f"it goes with block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
+    yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it needs mask_token_id"
+    yield from _relative_combinations(c)
     no_table = c.position_offset and c.embd_pos_enc_kind != "learned"
     yield "position_offset", no_table, f"it goes with embd_pos_enc_kind 'learned', not {c.embd_pos_enc_kind!r}"
     rows = c.max_position_embeddings
@@ -240,7 +264,54 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "classifier_pooling", reads_first, "classifier_head 'pooler' reads the first token; use 'dense' or 'none'"
     no_head = c.classifier_head_on_tokens and c.classifier_head != "dense"
     yield "classifier_head_on_tokens", no_head, f"it goes with classifier_head 'dense', not {c.classifier_head!r}"
+    no_head = c.classifier_head_before_pooling and c.classifier_head != "dense"
+    yield "classifier_head_before_pooling", no_head, f"it goes with classifier_head 'dense', not {c.classifier_head!r}"
+    no_width = c.mlm_head_size is not None and (c.mlm_head_size < 1 or not c.mlm_head_dense)
+    yield "mlm_head_size", no_width, "it must be at least 1 and goes with mlm_head_dense true"
     yield "ngpt_logit_scale", c.ngpt_logit_scale and not c.ngpt, "it goes with ngpt true"
+    yield from _embedding_combinations(c)
+    yield from _sharing_combinations(c)
+
+
+def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+    """What embeddings of another width than the layers ask for."""
+    size, differs = c.embedding_size, c.embedding_size != c.hidden_size
+    sizes = f"embedding_size = {size} and hidden_size = {c.hidden_size}"
+    yield "embedding_projection", differs and not c.embedding_projection, f"it must be true between {sizes}"
+    yield "mlm_head_dense", differs and not c.mlm_head_dense, f"it must be true between {sizes}"
+    uneven = c.norm_fn == "group" and differs and (size % c.norm_num_groups or size == c.norm_num_groups)
+    yield "norm_num_groups", uneven, f"it must divide embedding_size = {size} into groups of at least 2"
+
+
+def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+    """What layers that share their weights ask for."""
+    key, layers = "num_hidden_groups", c.num_hidden_layers
+    yield key, c.num_hidden_groups > layers, f"it must be at most num_hidden_layers = {layers}"
+    if c.num_hidden_groups >= layers:
+        return
+    no_norm = not c.first_attention_norm
+    yield "first_attention_norm", no_norm, "false goes with a first layer that shares its weights with no other"
+    overrides = c.layer_overrides or {}
+    for one, two in itertools.pairwise(range(layers)):
+        if c.layer_group(one) == c.layer_group(two):
+            why = f"layers {one} and {two} share their weights by num_hidden_groups = {c.num_hidden_groups}"
+            yield "layer_types", c.layer_types[one] != c.layer_types[two], f"{why}, so they must be of one type"
+            differ = overrides.get(one, {}) != overrides.get(two, {})
+            yield "layer_overrides", differ, f"{why}, so they must have the same overrides"
+
+
+def _relative_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+    """What T5's buckets of distances ask for."""
+    buckets, key = c.relative_attention_num_buckets, "relative_attention_num_buckets"
+    yield key, buckets < 4 or buckets % 2, "it must be even and at least 4"
+    exact = buckets // 4
+    too_near = c.relative_attention_max_distance <= exact
+    yield "relative_attention_max_distance", too_near, f"it must be more than {exact}, a quarter of {key}"
+    layers = [c.for_layer(index) for index in range(c.num_hidden_layers)]
+    heads = {layer.num_attention_heads for layer in layers if layer.block_pos_enc_kind == "t5"}
+    uneven = c.relative_attention_shared and not heads <= {c.num_attention_heads}
+    why = f"it must be false for layers of kind 't5' that have not num_attention_heads = {c.num_attention_heads}"
+    yield "relative_attention_shared", uneven, why
 
 
 def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
@@ -249,8 +320,8 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
     uneven: Any = hidden % heads and c.head_dim == hidden // heads
     yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be another"
-    uneven = c.norm_fn == "group" and hidden % c.norm_num_groups
-    yield "norm_num_groups", uneven, f"it must divide hidden_size = {hidden}"
+    uneven = c.norm_fn == "group" and (hidden % c.norm_num_groups or hidden == c.norm_num_groups)
+    yield "norm_num_groups", uneven, f"it must divide hidden_size = {hidden} into groups of at least 2"
     not_post = c.norm_fn == "deep" and c.norm_pos != "post"
     yield "norm_pos", not_post, "norm_fn 'deep' works in position 'post' only"
     is_rope, turned = c.block_pos_enc_kind == "rope", int(c.head_dim * c.partial_rotary_factor)
@@ -280,6 +351,20 @@ def _refuse_first(config: BertBlocksConfig, combinations: Iterator[Combination])
             _refuse(config, key, reason)
 
 
+def check_labels(options: dict[str, Any]) -> None:
+    """Refuses label keys that transformers would stumble over; their meaning is transformers' own."""
+    count, names = options.get("num_labels"), options.get("id2label")
+    if count is not None and (not fits(count, int) or count < 1):
+        raise ConfigError(f"num_labels is {count!r}; it must be a whole number of at least 1.")
+    if names is not None and (not isinstance(names, dict) or not names):
+        raise ConfigError(f"id2label is {names!r}; it must map label numbers to names.")
+    if count is not None and names is not None and len(names) != count:
+        raise ConfigError(f"num_labels is {count}; id2label names {len(names)} labels: they must agree.")
+    dtype = options.get("dtype", options.get("torch_dtype"))
+    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ConfigError(f"dtype is {dtype!r}; it must be a type of torch such as 'float32' or 'bfloat16'.")
+
+
 def _refuse(config: BertBlocksConfig, key: str, reason: str) -> typing.NoReturn:
     raise ConfigError(f"{key} is {getattr(config, key)!r}; {reason}.")
 
@@ -289,11 +374,11 @@ def own_keys(config_class: type[BertBlocksConfig]) -> dict[str, Any]:
     return {key: kind for key, kind in config_class.__annotations__.items() if key != "model_type"}
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def fits(value: Any, kind: Any) -> bool:
     """Whether a value is of an annotated type; whole numbers pass as floats, booleans not as numbers."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, option) for option in typing.get_args(kind))
+        return any(fits(value, option) for option in typing.get_args(kind))
     if kind is Any:
         return True
     if kind is type(None):
@@ -303,8 +388,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if origin is list:
-        return isinstance(value, list) and all(_fits(item, typing.get_args(kind)[0]) for item in value)
+        return isinstance(value, list) and all(fits(item, typing.get_args(kind)[0]) for item in value)
     if origin is dict:
         key_kind, value_kind = typing.get_args(kind)
-        return isinstance(value, dict) and all(_fits(k, key_kind) and _fits(v, value_kind) for k, v in value.items())
+        return isinstance(value, dict) and all(fits(k, key_kind) and fits(v, value_kind) for k, v in value.items())
     return isinstance(value, kind)

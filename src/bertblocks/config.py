@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from bertblocks.checks import ConfigError, check_config, check_types, own_keys
+from bertblocks.checks import ConfigError, check_config, check_labels, check_type, check_types, own_keys
 from bertblocks.presets import read_preset
 from bertblocks.registry import nearest
 
@@ -46,6 +46,20 @@ HOUSEKEEPING = {
 }
 
 
+#: What `from_pretrained` takes beside keys.
+LOADING_OPTIONS = {
+    "cache_dir",
+    "code_revision",
+    "force_download",
+    "local_files_only",
+    "proxies",
+    "return_unused_kwargs",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+}
+
 #: The default of keys that take the value which other keys imply.
 IMPLIED: Any = None
 
@@ -54,7 +68,7 @@ class BertBlocksConfig(PreTrainedConfig):
     """Every choice that makes up an encoder. `BertBlocksConfig()` is BERT-base; each key is one step away from it.
 
     Unknown keys and values that cannot go together are refused. A key whose default is implied by others holds its
-    value once the config is made.
+    value once the config is made, and follows when those others are changed.
 
     Example:
         >>> config = BertBlocksConfig(norm_pos="pre", norm_fn="rms", block_pos_enc_kind="rope", num_kv_heads=4)
@@ -71,8 +85,12 @@ class BertBlocksConfig(PreTrainedConfig):
     vocab_size: int = 30522
     #: Units of a token's vector between layers.
     hidden_size: int = 768
+    #: Width of the token, type and position tables. Implied: hidden_size; another is projected to it, as in ALBERT.
+    embedding_size: int = IMPLIED
     #: Layers.
     num_hidden_layers: int = 12
+    #: Sets of layer weights. Implied: one per layer; with fewer, runs of neighbouring layers share one, as in ALBERT.
+    num_hidden_groups: int = IMPLIED
     #: Query heads of a layer.
     num_attention_heads: int = 12
     #: Key/value heads: query head h uses number h * num_kv_heads // num_attention_heads. Implied: one per query head.
@@ -92,7 +110,7 @@ class BertBlocksConfig(PreTrainedConfig):
     #: The start of a text.
     bos_token_id: int | None = None
     #: The end of a text.
-    eos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     #: The token that a classifier reads.
     cls_token_id: int | None = None
     #: The token between two texts.
@@ -114,6 +132,8 @@ class BertBlocksConfig(PreTrainedConfig):
     norm_num_groups: int = 32
     #: A norm on the embeddings. Implied: yes, but not for nGPT.
     embedding_norm: bool = IMPLIED
+    #: A linear layer from embedding_size to hidden_size after the embeddings. Implied: when the two differ.
+    embedding_projection: bool = IMPLIED
     #: A norm after the last layer. Implied: when norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
     #: False: no norm before the first layer's attention, as in ModernBERT, which has just normalised the embeddings.
@@ -134,7 +154,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- positions
     #: Added to the embeddings: learned, sinusoidal, none, or a name given to `register_position`.
     embd_pos_enc_kind: str = "learned"
-    #: Inside attention: rope, alibi, none, or a name given to `register_position`.
+    #: Inside attention: rope, alibi, t5, none, or a name given to `register_position`.
     block_pos_enc_kind: str = "none"
     #: Where learned positions start counting: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
     position_offset: int = 0
@@ -146,10 +166,18 @@ class BertBlocksConfig(PreTrainedConfig):
     partial_rotary_factor: float = 1.0
     #: Pairs (2k, 2k + 1) as in NeoBERT, in place of (k, k + d/2).
     rope_interleaved: bool = False
+    #: The precision that RoPE's frequencies are rounded to: float32, float16 as ESM-2's may be, or bfloat16.
+    rope_frequency_dtype: str = "float32"
     #: transformers' scaling of RoPE, such as {"rope_type": "yarn", "factor": 4.0}, for global layers.
     rope_scaling: dict[str, Any] | None = None
     #: The same for local layers.
     local_rope_scaling: dict[str, Any] | None = None
+    #: Buckets of distances for block_pos_enc_kind "t5", both directions together.
+    relative_attention_num_buckets: int = 32
+    #: Where their logarithmic steps end; all that is further away shares a bucket.
+    relative_attention_max_distance: int = 128
+    #: One table of biases for all layers, as in T5 and MPNet; False: one for each layer.
+    relative_attention_shared: bool = True
 
     # ---- attention
     #: A bias in the projection to queries, keys and values.
@@ -186,12 +214,18 @@ class BertBlocksConfig(PreTrainedConfig):
     attention_dropout: float = 0.1
     #: On what attention adds to the residual stream.
     attention_output_dropout: float = 0.1
+    #: Embeddings of mask tokens are 0, and all are scaled as dropout would be, as in ESM-2; in evaluation too.
+    token_dropout: bool = False
     #: Inside the feed-forward network, before its second matrix.
     mlp_dropout: float = 0.0
     #: On what the feed-forward network adds to the residual stream.
     mlp_output_dropout: float = 0.1
     #: Before the last linear layer of a classifier.
     classifier_dropout: float = 0.1
+    #: The same of a token classifier. Implied: classifier_dropout.
+    token_classifier_dropout: float = IMPLIED
+    #: The same for question answering. Implied: classifier_dropout after a head of its own, else 0 as in BERT.
+    qa_dropout: float = IMPLIED
     #: Before the dense layer of a classifier's head.
     classifier_head_dropout: float = 0.0
 
@@ -206,6 +240,8 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- heads
     #: BertBlocksModel ends in BERT's pooler (dense, tanh on the first token).
     pooler: bool = True
+    #: BertBlocksModel can predict which tokens of a protein touch, from its attention weights, as ESM-2 does.
+    contact_head: bool = False
     #: The masked-LM decoder shares its matrix with the token embedding. Implied: yes, but not for nGPT.
     tie_word_embeddings: bool = IMPLIED
     #: A dense layer, activation and norm before the masked-LM decoder.
@@ -216,6 +252,8 @@ class BertBlocksConfig(PreTrainedConfig):
     mlm_head_bias: bool = True
     #: A norm after it.
     mlm_head_norm: bool = True
+    #: The width of one more dense layer in front of it, as in UltraBERT. None: no such layer.
+    mlm_head_size: int | None = None
     #: A bias per vocabulary entry in the masked-LM decoder.
     decoder_bias: bool = True
     #: What a sequence classifier reads: the first token (cls), or the mean or max of all.
@@ -228,6 +266,8 @@ class BertBlocksConfig(PreTrainedConfig):
     classifier_head_bias: bool = True
     #: A norm after it.
     classifier_head_norm: bool = False
+    #: The dense head works on every token before they are pooled, as in EuroBERT.
+    classifier_head_before_pooling: bool = False
     #: The dense head is used for token classification and question answering too, as in ModernBERT.
     classifier_head_on_tokens: bool = False
     #: A bias in the last linear layer of a classifier.
@@ -236,6 +276,8 @@ class BertBlocksConfig(PreTrainedConfig):
     diffusion_min_time: float = 1e-3
 
     # ---- how it runs (no effect on results)
+    #: The checkpoint family that it was read from, which an export goes back to first.
+    family: str | None = None
     #: auto, flash, sdpa, eager, or a name given to `register_backend`.
     attention_backend: str = "auto"
     #: auto, liger, torch.
@@ -256,6 +298,7 @@ class BertBlocksConfig(PreTrainedConfig):
             )
         for key, value in options.items():
             _refuse_unknown(key, value)
+        check_labels(options)
         for item in dataclasses.fields(self):
             default = None if item.default is dataclasses.MISSING else item.default
             setattr(self, item.name, options.pop(item.name, default))
@@ -263,6 +306,7 @@ class BertBlocksConfig(PreTrainedConfig):
         check_types(self, implied=False)
         self.__post_init__(**options)
         self._resolve()
+        self._is_made = True
         self.validate()
 
     @classmethod
@@ -284,37 +328,70 @@ class BertBlocksConfig(PreTrainedConfig):
         return family_of_config(config).read_config(config)
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:
+        """As transformers' own, but an option that is neither a key nor about loading is refused."""
+        for key, value in options.items():
+            # a caller who takes back what is unused sees to it
+            if key not in LOADING_OPTIONS and not options.get("return_unused_kwargs"):
+                _refuse_unknown(KEY_ALIASES.get(key, key), value)
+        return super().from_pretrained(pretrained_model_name_or_path, **options)
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        """As transformers' own, but keys that override the file are checked together with it."""
-        keys = [key for key in options if key in own_keys(cls) or key in KEY_ALIASES]
-        overrides = _canonical({key: options.pop(key) for key in keys})
-        if not options.get("return_unused_kwargs"):
-            for key, value in options.items():
-                _refuse_unknown(key, value)
-        return super().from_dict({**_canonical(config_dict), **overrides}, **options)
+        """As transformers' own, but keys that override the file are as strict, and imply anew what they imply.
 
-    def _resolve(self) -> None:
-        """Fills in the keys that follow from others."""
+        Other options pass: transformers' tokenizers hand theirs to the config too.
+        """
+        overrides = _canonical({key: options.pop(key) for key in list(options) if _names_own_key(key)})
+        made = super().from_dict(config_dict, **options)
+        config = made[0] if isinstance(made, tuple) else made
+        for key, value in overrides.items():
+            setattr(config, key, value)
+        config.validate()
+        return made
 
-        def default(key: str, value: Any) -> None:
-            if getattr(self, key) is None:
-                setattr(self, key, value)
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers' own; kinds of layers by its names too, so that its tools can read the file."""
+        values = super().to_dict()
+        names = {kind: name for name, kind in LAYER_TYPE_ALIASES.items()}
+        values["layer_types"] = [names.get(kind, kind) for kind in values["layer_types"]]
+        return values
 
-        default("norm_pos", "none" if self.ngpt else "post")
-        default("mlp_type", "glu" if self.ngpt else "mlp")
-        default("hidden_act", "silu" if self.ngpt else "gelu")
-        default("embedding_norm", not self.ngpt)
-        default("final_norm", self.norm_pos in ("pre", "sandwich"))
-        default("init_kind", "ngpt" if self.ngpt else "trunc_normal")
-        default("tie_word_embeddings", not self.ngpt)
-        default("mlm_head_act", self.hidden_act)
-        default("local_rope_theta", self.rope_theta)
-        default("num_kv_heads", self.num_attention_heads)
-        default("head_dim", self.hidden_size // max(self.num_attention_heads, 1))
+    def _implied(self) -> dict[str, Any]:
+        """The value of every implied key that follows from the others."""
         every = self.global_attention_every_n_layers
         is_local = [self.local_attention and not (every and i % every == 0) for i in range(self.num_hidden_layers)]
-        default("layer_types", ["local" if local else "global" for local in is_local])
+        return {
+            "norm_pos": "none" if self.ngpt else "post",
+            "mlp_type": "glu" if self.ngpt else "mlp",
+            "hidden_act": "silu" if self.ngpt else "gelu",
+            "embedding_size": self.hidden_size,
+            "embedding_projection": self.embedding_size not in (None, self.hidden_size),
+            "num_hidden_groups": self.num_hidden_layers,
+            "token_classifier_dropout": self.classifier_dropout,
+            "qa_dropout": self.classifier_dropout if self.classifier_head_on_tokens else 0.0,
+            "embedding_norm": not self.ngpt,
+            "final_norm": (self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
+            "init_kind": "ngpt" if self.ngpt else "trunc_normal",
+            "tie_word_embeddings": not self.ngpt,
+            "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),
+            "local_rope_theta": self.rope_theta,
+            "num_kv_heads": self.num_attention_heads,
+            "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
+            "layer_types": ["local" if local else "global" for local in is_local],
+        }
+
+    def _resolve(self) -> None:
+        """Fills in the keys that follow from others, and replaces other spellings of values."""
+        for key, value in self._implied().items():
+            if getattr(self, key) is None:
+                setattr(self, key, value)
         self.layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in self.layer_types]
+        for key in ("rope_scaling", "local_rope_scaling"):
+            scaling = getattr(self, key)
+            if scaling is not None and "type" in scaling and "rope_type" not in scaling:
+                scaling = {"rope_type": scaling["type"], **{k: v for k, v in scaling.items() if k != "type"}}
+            setattr(self, key, None if scaling == {"rope_type": "default"} else scaling)
 
     def _read_overrides(self) -> None:
         """JSON knows no integer keys, and keys of layers have aliases too."""
@@ -330,20 +407,14 @@ class BertBlocksConfig(PreTrainedConfig):
 
     def for_layer(self, index: int) -> "BertBlocksConfig":
         """This config with the overrides of one layer applied."""
-        overrides = (self.layer_overrides or {}).get(index)
-        if not overrides:
-            return self
         layer = copy.copy(self)
-        if "num_attention_heads" in overrides:
-            # what followed from the number of heads follows anew
-            if self.num_kv_heads == self.num_attention_heads:
-                layer.num_kv_heads = IMPLIED
-            if self.head_dim == self.hidden_size // self.num_attention_heads:
-                layer.head_dim = IMPLIED
-        for key, value in overrides.items():
+        for key, value in (self.layer_overrides or {}).get(index, {}).items():
             setattr(layer, key, value)
-        layer._resolve()
         return layer
+
+    def layer_group(self, index: int) -> int:
+        """Whose weights a layer has, by ALBERT's rule: its own number unless layers share them."""
+        return int(index / (self.num_hidden_layers / self.num_hidden_groups))
 
     def validate(self) -> None:
         """Refuses types, values and combinations that make no encoder. Runs on creation, model building and saving."""
@@ -352,10 +423,21 @@ class BertBlocksConfig(PreTrainedConfig):
     # ------------------------------------------------------------------ fitting into transformers
 
     def __setattr__(self, key: str, value: Any) -> None:
+        """Refuses unknown keys. What a changed key implies changes with it, where it had been left as implied."""
         key = KEY_ALIASES.get(key, key)
+        value = _canonical_value(key, value)
         if not hasattr(type(self), key):
             _refuse_unknown(key, value)
-        super().__setattr__(key, _canonical_value(key, value))
+        if not self.__dict__.get("_is_made") or key not in own_keys(type(self)):
+            super().__setattr__(key, value)
+            return
+        check_type(key, value, own_keys(type(self))[key])
+        before = self._implied()
+        super().__setattr__(key, value)
+        following = [name for name, implied in before.items() if name != key and getattr(self, name) == implied]
+        for name in following:
+            # anew for each: one that follows may itself imply another
+            super().__setattr__(name, self._implied()[name])
 
     @property
     def output_attentions(self) -> bool:
@@ -386,6 +468,10 @@ def _canonical(options: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key!r} is another name of {name!r}, and both are given; keep {name!r}.")
         canonical[name] = _canonical_value(name, value)
     return canonical
+
+
+def _names_own_key(key: str) -> bool:
+    return KEY_ALIASES.get(key, key) in own_keys(BertBlocksConfig)
 
 
 def _canonical_value(key: str, value: Any) -> Any:

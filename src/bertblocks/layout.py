@@ -11,13 +11,21 @@ import itertools
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Value = TypeVar("Value")
+
+
+def _computed_once(compute: Callable[[SequenceLayout], Tensor]) -> property:
+    """As functools.cached_property, without the lock that stops torch.compile."""
+
+    def read(layout: SequenceLayout) -> Tensor:
+        return layout.memo(compute.__name__, lambda: compute(layout))
+
+    return property(read, doc=compute.__doc__)
 
 
 @dataclass
@@ -100,12 +108,12 @@ class SequenceLayout:
         """From the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens of `shape`."""
         tokens = shape[-1]
         bounds = cu_seqlens.tolist()
-        is_row = cu_seqlens.dim() == 1 and bool(bounds)
+        is_row = cu_seqlens.dim() == 1 and bool(bounds) and not cu_seqlens.is_floating_point()
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)] if is_row else []
         if not is_row or bounds[0] != 0 or bounds[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(
-                f"cu_seqlens is {bounds}; it must be one row that starts at 0, never falls, and ends at the number of "
-                f"tokens, {tokens}."
+                f"cu_seqlens is {bounds}; it must be one row of whole numbers that starts at 0, never falls, "
+                f"and ends at the number of tokens, {tokens}."
             )
         positions = _positions(lengths, cu_seqlens.device)
         return cls(shape, cu_seqlens.device, positions, lengths=lengths, is_packed=True)
@@ -164,7 +172,7 @@ class SequenceLayout:
     def max_length(self) -> int:
         return self.rectangle[1] if self.rectangle else max(self.lengths, default=0)
 
-    @cached_property
+    @_computed_once
     def length_tensor(self) -> Tensor:
         """Real tokens of every sequence."""
         if self.key_mask is not None:
@@ -173,7 +181,7 @@ class SequenceLayout:
             return torch.full((self.rectangle[0],), self.rectangle[1], device=self.device)
         return torch.tensor(self.lengths, device=self.device, dtype=torch.long)
 
-    @cached_property
+    @_computed_once
     def cu_seqlens(self) -> Tensor:
         """Where each sequence starts among the tokens, and where the last one ends; int32, as flash-attn wants it."""
         if self.rectangle is not None:
@@ -182,7 +190,7 @@ class SequenceLayout:
         lengths = torch.tensor([0, *self.lengths], device=self.device)
         return lengths.cumsum(0).to(torch.int32)
 
-    @cached_property
+    @_computed_once
     def sequence_ids(self) -> Tensor:
         """The sequence of every token."""
         if self.rectangle is not None:
@@ -190,7 +198,7 @@ class SequenceLayout:
             return torch.arange(rows, device=self.device).repeat_interleave(length, output_size=rows * length)
         return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.length_tensor)
 
-    @cached_property
+    @_computed_once
     def first_tokens(self) -> Tensor:
         """The flat index of every sequence's first token; 0 for a sequence without any."""
         starts = self.cu_seqlens[:-1].long()
@@ -215,7 +223,8 @@ class SequenceLayout:
 def keep_mask(mask: Tensor) -> Tensor:
     """True where a token is real, from booleans, 0/1 numbers, or an additive mask (0 to keep, very negative to drop).
 
-    Masks of shape `[batch, length]` or, as transformers extends them, `[batch, 1, 1, length]` are read.
+    Masks of shape `[batch, length]` or, as transformers extends them, `[batch, 1, 1, length]` are read. Floats that are
+    all 0 are an additive mask that keeps everything.
     """
     if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
         mask = mask[:, 0, 0]

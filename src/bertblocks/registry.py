@@ -18,16 +18,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class Registry(Generic[Block]):
     """The blocks that one config key can name."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, reserved: tuple[str, ...] = ()) -> None:
         self.key = key
+        self.reserved = reserved
         self._blocks: dict[str, Block] = {}
 
     def register(self, name: str) -> Callable[[Block], Block]:
         """Decorator that makes a block nameable; a name is given once."""
 
         def add(block: Block) -> Block:
-            if name in self._blocks:
-                raise ValueError(f"{self.key}: the name {name!r} is taken by {self._blocks[name]!r}; choose another.")
+            if name in self._blocks or name in self.reserved:
+                owner = self._blocks.get(name, "BertBlocks")
+                raise ValueError(f"{self.key}: the name {name!r} is taken by {owner!r}; choose another.")
             self._blocks[name] = block
             return block
 

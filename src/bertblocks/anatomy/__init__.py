@@ -100,6 +100,10 @@ def summarize(config: BertBlocksConfig) -> str:
         f"positions {' and '.join(positions) or 'none'}",
         f"vocabulary {config.vocab_size:,}",
     ]
+    if config.num_hidden_groups < config.num_hidden_layers:
+        parts.insert(1, f"with the weights of {config.num_hidden_groups}")
+    if config.embedding_size != config.hidden_size:
+        parts[-1] += f" of {config.embedding_size}"
     if local := config.layer_types.count("local"):
         window = f"window {config.local_attention_window_size}"
         parts.insert(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from bertblocks.anatomy.tree import Node, module_tree
+from bertblocks.anatomy.tree import Node, module_tree, write_indexes
 from bertblocks.blocks.attention import Attention
 from bertblocks.blocks.block import Block, Residual
 from bertblocks.blocks.position import LearnedPosition
@@ -72,7 +72,7 @@ def _layers(chart: Chart, base: BertBlocksModel, start: str) -> str:
     kind_of = {index: number for number, group in enumerate(groups) for index in group.layers}
     ends = [_layer(chart, f"layer{number}", group, base) for number, group in enumerate(groups)]
     chart.edge(start, "layer0_in")
-    order = [kind_of[index] for index in range(len(kind_of))]
+    order = [kind_of[index] for index in base.encoder.order]
     for one, following in dict.fromkeys(itertools.pairwise(order)):
         if one != following:
             chart.edge(ends[one], f"layer{following}_in")
@@ -81,8 +81,10 @@ def _layers(chart: Chart, base: BertBlocksModel, start: str) -> str:
 
 def _layer(chart: Chart, key: str, group: Node, base: BertBlocksModel) -> str:
     block: Any = base.encoder.layers[group.layers[0]]
-    count = "layer" if len(group.layers) == 1 else f"{len(group.layers)} layers:"
-    chart.line(f'subgraph {key}["{count} {group.name}"]')
+    layers = [layer for layer, index in enumerate(base.encoder.order) if index in group.layers]
+    count = "layer" if len(layers) == 1 else f"{len(layers)} layers:"
+    note = "" if len(layers) == len(group.layers) else ", sharing weights"
+    chart.line(f'subgraph {key}["{count} {write_indexes(layers)}{note}"]')
     chart.indent += 1
     end = chart.node(f"{key}_in", "x", "((", "))")
     attention = ("attention", _attention_label(block.attention))
@@ -136,6 +138,8 @@ def _step_on_sphere(chart: Chart, key: str, start: str, name: str, label: str) -
 def _embedding_label(base: BertBlocksModel) -> str:
     embedding = base.embedding
     lines = [f"token embedding {_shape(embedding.token)}"]
+    if embedding.token_dropout is not None:
+        lines.append(_kind(embedding.token_dropout))
     if embedding.token_type is not None:
         lines.append(f"token types {_shape(embedding.token_type)}")
     if isinstance(embedding.position, LearnedPosition):
@@ -144,6 +148,8 @@ def _embedding_label(base: BertBlocksModel) -> str:
         lines.append(f"{_kind(embedding.position)}")
     if embedding.norm is not None:
         lines.append(_kind(embedding.norm))
+    if embedding.projection is not None:
+        lines.append(f"projection to {base.config.hidden_size}")
     return "<br/>".join(lines)
 
 

@@ -7,33 +7,40 @@ computes beside them. A backward pass takes twice the forward.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import nn
 
 from bertblocks.anatomy.parameters import part_of
 from bertblocks.blocks.attention import Attention
 from bertblocks.models import BertBlocksForSequenceClassification, BertBlocksModel, BertBlocksPreTrainedModel
 
-PROJECTIONS, SCORES, FEED_FORWARD, HEAD = "attention projections", "attention over keys", "feed-forward", "head"
+EMBEDDING, PROJECTIONS, SCORES = "embedding projection", "attention projections", "attention over keys"
+FEED_FORWARD, HEAD = "feed-forward", "head"
 
 
 def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]:
     """FLOPs of one sequence of `length` tokens, by part and in all.
 
     Every linear layer sees every token, but the heads of `BertBlocksModel` and of sequence classification see one row.
-    The masked-LM head scores all tokens here, as it does outside of training.
+    The masked-LM head scores all tokens here, as it does outside of training. A layer counts every time that it runs.
     """
     one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
-    counts = dict.fromkeys((PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
+    counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
+    runs = Counter(model.base_model.encoder.order)
     for name, module in model.named_modules():
+        path = name.removeprefix("model.").split(".")
+        times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
         if isinstance(module, nn.Linear):
             part = part_of(name)
             rows = 1 if part == HEAD and one_row else length
             flops = 2 * rows * module.in_features * module.out_features
-            counts[PROJECTIONS if part == "attention" else part] += flops
+            names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
+            counts[names.get(part, part)] += times * flops
         elif isinstance(module, Attention):
             pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
             # one product for the scores, one for the values
-            counts[SCORES] += 2 * 2 * pairs * module.num_heads * module.head_dim
+            counts[SCORES] += times * 2 * 2 * pairs * module.num_heads * module.head_dim
     return {**counts, "total": sum(counts.values())}
 
 

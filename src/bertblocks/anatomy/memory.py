@@ -31,9 +31,11 @@ LABELLED_SHARE = 0.3
 def inference_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
     """The most bytes of activations that live at once, the output included."""
     ids = torch.zeros(1, length, dtype=torch.long, device="meta")
+    was_training = model.training
     model.eval()
     with torch.no_grad(), _fused_attention(model), _LiveBytes(model) as live:
         model(ids)
+    model.train(was_training)
     return live.peak
 
 
@@ -53,6 +55,7 @@ def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
             saved[id(storage)] = storage
         return tensor.detach()
 
+    was_training = model.training
     model.train()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.enable_grad(), _fused_attention(model), hooks:
@@ -61,6 +64,7 @@ def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
             model.summed_loss(model.model.encode(ids).hidden[rows], ids[0, rows])
         else:
             model(ids)
+    model.train(was_training)
     return sum(storage.nbytes() for storage in saved.values())
 
 

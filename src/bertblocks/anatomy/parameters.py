@@ -24,7 +24,11 @@ def build(config: BertBlocksConfig, task: str) -> BertBlocksPreTrainedModel:
 
 
 def count_parameters(model: BertBlocksPreTrainedModel) -> dict[str, int]:
-    """Parameters by part and in all. A tied decoder counts once, as the token embedding; a head's norm as head."""
+    """Parameters by part and in all.
+
+    A tied decoder counts once, as the token embedding, and so do layers that share weights. The projection of narrow
+    embeddings counts as token embedding, a head's norm as head.
+    """
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[part_of(name)] += parameter.numel()
@@ -39,6 +43,8 @@ def part_of(name: str) -> str:
     if any(step.endswith("norm") for step in path):
         return "norms"
     if path[0] == "embedding":
-        return "token embedding" if path[1] == "token" else "position and type embedding"
+        return "token embedding" if path[1] in ("token", "projection") else "position and type embedding"
+    if path[1] == "position":
+        return "attention"  # a table that all layers share
     # encoder.layers.<index>.<part of the block>
     return "attention" if path[3].startswith("attention") else "feed-forward"

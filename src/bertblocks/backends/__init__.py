@@ -13,7 +13,7 @@ from bertblocks.backends.sdpa import SdpaBackend
 from bertblocks.layout import SequenceLayout
 from bertblocks.registry import Registry
 
-BACKENDS: Registry[type[AttentionBackend]] = Registry("attention_backend")
+BACKENDS: Registry[type[AttentionBackend]] = Registry("attention_backend", reserved=("auto",))
 register_backend = BACKENDS.register
 register_backend("eager")(EagerBackend)
 register_backend("sdpa")(SdpaBackend)

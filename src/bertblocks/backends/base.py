@@ -30,6 +30,11 @@ class AttentionPattern:
     def slopes(self) -> tuple[float, ...] | None:
         return None if self.position is None else self.position.slopes
 
+    @property
+    def is_constant(self) -> bool:
+        """True if layers may share masks: they hold nothing learned, or nothing that is being learned now."""
+        return self.position is None or not self.has_bias or self.position.bias_key() is not None
+
     def sees_all(self, length: int) -> bool:
         """True if the window hides nothing in a sequence of this length."""
         return self.half_window is None or length <= self.half_window + 1
@@ -51,8 +56,8 @@ class AttentionPattern:
         return self.position.bias(keys - queries).to(dtype)
 
     def memo_key(self) -> tuple:
-        """Equal for layers that share masks: a bias without parameters depends on its class and heads alone."""
-        bias_key = (self.slopes or id(self.position)) if self.has_bias else None
+        """Equal for constant patterns with the same masks."""
+        bias_key = self.position.bias_key() if self.position is not None and self.has_bias else None
         return (self.half_window, self.num_global_tokens, bias_key)
 
 

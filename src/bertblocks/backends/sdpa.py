@@ -63,34 +63,39 @@ class SdpaBackend(AttentionBackend):
         if self.is_banded(length, pattern):
             return self._banded(q, k, v, layout, pattern, scale, dropout)
         if self._fits_one_mask(length, q.shape[1], pattern):
-            mask = self._full_mask(q, layout, pattern, slice(0, length), length)
+            mask = self._shared_mask(q, layout, pattern, length)
             return _sdpa(q, k, v, mask, layout.key_mask, scale, dropout)
         chunks = []
         rows = max(1, MAX_BIAS_NUMBERS // (q.shape[1] * length))
         for start in range(0, length, rows):
             queries = slice(start, min(start + rows, length))
-            mask = self._full_mask(q, layout, pattern, queries, length)
+
+            def compute(queries: slice = queries) -> Tensor:
+                return _mask(q, pattern, queries, length)
+
+            # autograd would keep the mask of every layer: then they had better be one
+            key = ("sdpa chunk", pattern.memo_key(), queries.start, length, q.dtype)
+            mask = layout.memo(key, compute) if torch.is_grad_enabled() and pattern.is_constant else compute()
             chunks.append(_sdpa(q[:, :, queries], k, v, mask, layout.key_mask, scale, dropout))
         return torch.cat(chunks, dim=2)
 
-    def _full_mask(
-        self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, queries: slice, length: int
-    ) -> Tensor | None:
-        """An additive mask `[heads or 1, queries, keys]`, or None where every key is seen alike."""
+    def _shared_mask(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, length: int) -> Tensor | None:
+        """The mask of a whole sequence; None where every key is seen alike.
+
+        Distances do not depend on the length, so all sequences and layers share slices of the longest one's mask.
+        """
         if pattern.sees_all(length) and not pattern.has_bias:
             return None
+        if not pattern.is_constant:
+            return _mask(q, pattern, slice(0, length), length)
+        heads, key = q.shape[1], pattern.memo_key()
 
-        def compute(rows: slice, columns: int) -> Tensor:
-            i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-            j = torch.arange(columns, device=q.device)
-            return _additive(pattern.visible(i, j), pattern.bias(i, j, q.dtype), q.dtype)
+        def find_longest() -> int:
+            return max(n for n in (length, *layout.lengths) if self._fits_one_mask(n, heads, pattern))
 
-        if queries.stop - queries.start < length:
-            return compute(queries, length)
-        # distances do not depend on the length: all sequences share slices of the longest one's mask
-        longest = max(n for n in (length, *layout.lengths) if self._fits_one_mask(n, q.shape[1], pattern))
-        key = ("sdpa full", pattern.memo_key(), longest, q.dtype)
-        return layout.memo(key, lambda: compute(slice(0, longest), longest))[:, :length, :length]
+        longest = layout.memo(("sdpa longest", key, heads), find_longest)
+        whole = layout.memo(("sdpa full", key, q.dtype), lambda: _mask(q, pattern, slice(0, longest), longest))
+        return whole[:, :length, :length]
 
     def _banded(
         self,
@@ -114,10 +119,12 @@ class SdpaBackend(AttentionBackend):
         k_slabs, v_slabs = (  # [rows, blocks, heads, slab, d]
             F.pad(x, (0, 0, reach, reach + tail)).unfold(2, slab, block).permute(0, 2, 1, 4, 3) for x in (k, v)
         )
+
+        def compute() -> Tensor:  # [rows * blocks, heads or 1, block, slab]
+            return self._band_mask(q, pattern, length, blocks).repeat(rows, 1, 1, 1)
+
         key = ("sdpa band", pattern.memo_key(), length, q.dtype)
-        mask = layout.memo(
-            key, lambda: self._band_mask(q, pattern, length, blocks)
-        )  # [blocks, heads or 1, block, slab]
+        mask = layout.memo(key, compute) if pattern.is_constant else compute()
         key_mask = None
         if layout.key_mask is not None:
             slabs = F.pad(layout.key_mask, (reach, reach + tail)).unfold(1, slab, block)  # [rows, blocks, slab]
@@ -128,8 +135,6 @@ class SdpaBackend(AttentionBackend):
                 torch.cat((x[:, None, :, :num_global].expand(-1, blocks, -1, -1, -1), slabs), dim=3)
                 for x, slabs in ((k, k_slabs), (v, v_slabs))
             )
-        if rows > 1:
-            mask = mask.repeat(rows, 1, 1, 1)
         out = _sdpa(
             q_blocks.flatten(0, 1), k_slabs.flatten(0, 1), v_slabs.flatten(0, 1), mask, key_mask, scale, dropout
         )
@@ -137,7 +142,7 @@ class SdpaBackend(AttentionBackend):
         if not num_global:
             return out
         whole = AttentionPattern(position=pattern.position)
-        global_mask = self._full_mask(q, layout, whole, slice(0, num_global), length)
+        global_mask = _mask(q, whole, slice(0, num_global), length) if whole.has_bias else None
         global_rows = _sdpa(q[:, :, :num_global], k, v, global_mask, layout.key_mask, scale, dropout)
         return torch.cat((global_rows, out[:, :, num_global:]), dim=2)
 
@@ -159,6 +164,13 @@ class SdpaBackend(AttentionBackend):
         # rows past the end of the sequence are thrown away; they see everything so that nothing is undefined
         visible = visible | (queries >= length)
         return _additive(visible, bias, q.dtype).transpose(0, 1)
+
+
+def _mask(q: Tensor, pattern: AttentionPattern, queries: slice, num_keys: int) -> Tensor:
+    """The additive mask `[heads or 1, queries, keys]` of some rows of a pattern."""
+    i = torch.arange(queries.start, queries.stop, device=q.device)[:, None]
+    j = torch.arange(num_keys, device=q.device)
+    return _additive(pattern.visible(i, j), pattern.bias(i, j, q.dtype), q.dtype)
 
 
 def _additive(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -41,7 +41,10 @@ class Attention(nn.Module):
         self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
         self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
-        self.position = position
+        if position.is_shared:
+            object.__setattr__(self, "position", position)  # the encoder's, and so no module of this one
+        else:
+            self.position = position
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
         self.scale = head_dim**-0.5
         self.dropout = dropout
@@ -82,14 +85,14 @@ class Attention(nn.Module):
         return ", ".join(parts)
 
 
-def pad_weights(weights: list[Tensor], layout: SequenceLayout) -> Tensor:
+def pad_weights(weights: list[Tensor], layout: SequenceLayout, num_heads: int) -> Tensor:
     """Weights of every sequence as one `[rows, heads, length, length]` tensor, 0 at padding.
 
     Rows are those of a padded batch or, for packed input, the sequences.
     """
-    if not weights:
-        raise ValueError("output_attentions: the batch holds no token.")
     length = layout.max_length if layout.is_packed else layout.shape[-1]
+    if not weights:  # a batch of padding only
+        return torch.zeros(layout.num_sequences, num_heads, length, length, device=layout.device)
     if layout.slots is None or layout.is_packed:
         columns = torch.cat([torch.arange(weight.shape[-1], device=layout.device) for weight in weights])
     else:

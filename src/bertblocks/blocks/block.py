@@ -13,7 +13,7 @@ from bertblocks.backends.base import AttentionBackend
 from bertblocks.blocks.attention import Attention
 from bertblocks.blocks.mlp import get_mlp
 from bertblocks.blocks.norm import DeepNorm, get_norm
-from bertblocks.blocks.position import get_block_position
+from bertblocks.blocks.position import BlockPosition, get_block_position
 from bertblocks.layout import SequenceLayout
 from bertblocks.numerics import upcast
 
@@ -128,7 +128,7 @@ class NGPTBlock(GradientCheckpointingLayer):
 # ---------------------------------------------------------------------- factories
 
 
-def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
+def get_attention(config: BertBlocksConfig, is_local: bool, shared_position: BlockPosition | None = None) -> Attention:
     attention_class = NGPTAttention if config.ngpt else Attention
     return attention_class(
         config.hidden_size,
@@ -139,18 +139,18 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         out_bias=config.attention_out_bias,
         dropout=config.attention_dropout,
         out_dropout=config.attention_output_dropout,
-        position=get_block_position(config, is_local),
+        position=get_block_position(config, is_local, shared_position),
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
     )
 
 
-def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
+def get_block(config: BertBlocksConfig, index: int, shared_position: BlockPosition | None = None) -> Block | NGPTBlock:
     """Layer `index` of the encoder that a config describes."""
     is_local = config.layer_types[index] == "local"
     config = config.for_layer(index)
-    attention = get_attention(config, is_local)
+    attention = get_attention(config, is_local, shared_position)
     if config.ngpt:
         assert isinstance(attention, NGPTAttention)
         return NGPTBlock(config.hidden_size, attention, get_mlp(config))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from bertblocks.backends import get_backend
-from bertblocks.blocks.attention import pad_weights
+from bertblocks.blocks.attention import Attention, pad_weights
 from bertblocks.blocks.block import get_block
 from bertblocks.blocks.norm import get_norm
+from bertblocks.blocks.position import get_shared_position
 from bertblocks.layout import SequenceLayout
 
 if TYPE_CHECKING:
@@ -29,15 +30,29 @@ class EncoderOutput:
 
 
 class Encoder(nn.Module):
-    """Layers one after the other, then the final norm if there is one."""
+    """Layers one after the other, then the final norm if there is one.
+
+    Layers of one group (`num_hidden_groups`) are one module that runs several times.
+    """
 
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__()
         self.config = config
-        layers = [get_block(config, index) for index in range(config.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.patterns = [layer.attention.pattern for layer in layers]
+        order = self.order
+        self.position = get_shared_position(config)
+        self.layers = nn.ModuleList(
+            get_block(config, order.index(group), self.position) for group in range(config.num_hidden_groups)
+        )
         self.final_norm = get_norm(config) if config.final_norm else None
+
+    @property
+    def order(self) -> list[int]:
+        """For each layer, the number of its module in `layers`."""
+        return [self.config.layer_group(index) for index in range(self.config.num_hidden_layers)]
+
+    def extra_repr(self) -> str:
+        order = self.order
+        return "" if len(self.layers) == len(order) else f"{len(order)} layers with the weights of {len(self.layers)}"
 
     def forward(
         self,
@@ -46,15 +61,17 @@ class Encoder(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
-        backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, self.patterns)
+        modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
+        patterns = [attention.pattern for attention in modules]
+        backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
         hidden_states = [x] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
-        for layer in self.layers:
-            x, weights = layer(x, layout, backend, output_attentions)
+        for group in self.order:
+            x, weights = self.layers[group](x, layout, backend, output_attentions)
             if hidden_states is not None:
                 hidden_states.append(x)
             if attentions is not None:
-                attentions.append(pad_weights(weights, layout))
+                attentions.append(pad_weights(weights, layout, modules[group].num_heads))
         if self.final_norm is not None:
             x = self.final_norm(x)
             if hidden_states is not None:

@@ -54,28 +54,68 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(pool(x, layout, "cls")))
 
 
+class ContactHead(nn.Module):
+    """Which residues of a protein touch, by logistic regression on attention weights (Rao et al., 2021).
+
+    It is fitted apart from the encoder, and so it is frozen.
+    """
+
+    def __init__(self, num_maps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, num_maps), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, maps: Tensor, keep: Tensor) -> Tensor:
+        """`[rows, maps, length, length]` and tokens to keep `[rows, length]` -> `[rows, length - 2, length - 2]`."""
+        maps = (maps * (keep[:, None, :, None] & keep[:, None, None]))[..., 1:-1, 1:-1]
+        maps = maps + maps.transpose(-1, -2)
+        # what two tokens have from seeing much in general is taken off (average product correction)
+        total = maps.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
+        maps = maps - maps.sum(-1, keepdim=True) * maps.sum(-2, keepdim=True) / total
+        return torch.sigmoid(torch.einsum("m,rmij->rij", self.weight[0], maps) + self.bias)
+
+
 class DenseHead(nn.Module):
-    """dropout -> dense -> activation -> norm, each of the first and last optional."""
+    """dropout -> dense -> activation -> norm, the first and last optional; `inner_size` puts a dense in front."""
 
     def __init__(
-        self, hidden_size: int, activation: str, bias: bool, norm: nn.Module | None, dropout: float = 0.0
+        self,
+        hidden_size: int,
+        activation: str,
+        bias: bool,
+        norm: nn.Module | None,
+        dropout: float = 0.0,
+        out_size: int | None = None,
+        inner_size: int | None = None,
     ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.dense = Linear(hidden_size, hidden_size, bias, role="head")
+        self.inner = None if inner_size is None else Linear(hidden_size, inner_size, bias, role="head")
+        self.dense = Linear(inner_size or hidden_size, out_size or hidden_size, bias, role="head")
         self.activation = get_activation(activation)
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.activation(self.dense(self.dropout(x)))
+        x = self.dropout(x)
+        if self.inner is not None:
+            x = self.activation(self.inner(x))
+        x = self.activation(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
 
 def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
     if not config.mlm_head_dense:
         return None
-    norm = get_norm(config) if config.mlm_head_norm else None
-    return DenseHead(config.hidden_size, config.mlm_head_act, config.mlm_head_bias, norm)
+    size = config.embedding_size
+    norm = get_norm(config, size) if config.mlm_head_norm else None
+    return DenseHead(
+        config.hidden_size,
+        config.mlm_head_act,
+        config.mlm_head_bias,
+        norm,
+        out_size=size,
+        inner_size=config.mlm_head_size,
+    )
 
 
 def get_classifier_head(config: BertBlocksConfig) -> DenseHead | None:

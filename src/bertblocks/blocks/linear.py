@@ -10,8 +10,8 @@ from torch import nn
 class Linear(nn.Linear):
     """A linear layer with a role, which decides how it starts and along which side nGPT normalises it.
 
-    Roles are "qkv", "up", "out" (it writes to the residual stream), "head" and "classifier". `parts` are the rows of
-    the matrices that are stacked in it, such as queries, keys and values.
+    Roles are "embedding" (it starts the residual stream), "qkv", "up", "out" (it adds to that stream), "head" and
+    "classifier". `parts` are the rows of the matrices that are stacked in it, such as queries, keys and values.
     """
 
     def __init__(

@@ -69,7 +69,10 @@ class GLU(MLP):
 
 
 class NGPTMLP(GLU):
-    """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024)."""
+    """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024).
+
+    The activation is on the first half, as in every GLU here; NeoBERT's files have the halves in the other order.
+    """
 
     def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
         super().__init__(hidden_size, intermediate_size, **options)

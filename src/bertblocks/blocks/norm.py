@@ -89,11 +89,11 @@ class DynamicTanhNorm(nn.Module):
         return squashed if self.bias is None else squashed + self.bias
 
 
-def get_norm(config: BertBlocksConfig) -> nn.Module:
-    """The norm that a config names, over `hidden_size` units."""
+def get_norm(config: BertBlocksConfig, size: int | None = None) -> nn.Module:
+    """The norm that a config names, over `hidden_size` units unless given another size."""
     options: dict = {}
     if config.norm_fn == "group":
         options["num_groups"] = config.norm_num_groups
     elif config.norm_fn == "rms":
         options["kernel_backend"] = config.kernel_backend
-    return NORMS[config.norm_fn](config.hidden_size, eps=config.norm_eps, bias=config.norm_bias, **options)
+    return NORMS[config.norm_fn](size or config.hidden_size, eps=config.norm_eps, bias=config.norm_bias, **options)

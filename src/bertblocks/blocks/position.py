@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Hashable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -18,8 +20,11 @@ from bertblocks.registry import Registry
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
-EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind")
-BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind")
+EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind", reserved=("none",))
+#: Precisions that RoPE's frequencies may be rounded to.
+FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
 
 
 def register_position(name: str, level: str = "block"):
@@ -40,7 +45,7 @@ class EmbeddingPosition(nn.Module):
     def from_config(cls, config: BertBlocksConfig) -> EmbeddingPosition:
         raise TypeError(f"{cls.__name__} must define from_config(config)")
 
-    def forward(self, positions: Tensor) -> Tensor:  # [tokens] -> [tokens, hidden]
+    def forward(self, positions: Tensor) -> Tensor:  # [tokens] -> [tokens, embedding]
         raise TypeError(f"{type(self).__name__} must define forward(positions)")
 
 
@@ -54,7 +59,7 @@ class LearnedPosition(EmbeddingPosition):
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig) -> LearnedPosition:
-        return cls(config.max_position_embeddings, config.hidden_size, config.position_offset)
+        return cls(config.max_position_embeddings, config.embedding_size, config.position_offset)
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.table(positions)
@@ -70,7 +75,7 @@ class SinusoidalPosition(EmbeddingPosition):
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig) -> SinusoidalPosition:
-        return cls(config.hidden_size)
+        return cls(config.embedding_size)
 
     def forward(self, positions: Tensor) -> Tensor:
         units = torch.arange(0, self.hidden_size, 2, device=positions.device, dtype=torch.float32)
@@ -87,6 +92,8 @@ class BlockPosition(nn.Module):
     #: ALiBi's slope of every head, which flash-attn takes in place of a bias.
     slopes: tuple[float, ...] | None = None
     has_bias = False
+    #: True for a module of the encoder that layers refer to and do not hold themselves.
+    is_shared = False
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> BlockPosition:
@@ -99,6 +106,10 @@ class BlockPosition(nn.Module):
     def bias(self, distance: Tensor) -> Tensor:
         """What to add to the scores of keys at `distance` = key - query, as `[heads, *distance.shape]`."""
         raise TypeError(f"{type(self).__name__} has no bias")
+
+    def bias_key(self) -> Hashable | None:
+        """Equal for layers that may share their bias within a forward pass; None: each computes its own."""
+        return self.slopes
 
 
 @register_position("alibi")
@@ -128,6 +139,61 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return (*slopes, *finer[: num_heads - power])
 
 
+@register_position("t5")
+class T5Position(BlockPosition):
+    """A learned bias per head and bucket of distance, as in T5 (Raffel et al., 2020) and MPNet."""
+
+    has_bias = True
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_shared: bool = False) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.is_shared = is_shared
+        self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> T5Position:
+        return cls(
+            config.num_attention_heads,
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+            is_shared=config.relative_attention_shared,
+        )
+
+    def bias(self, distance: Tensor) -> Tensor:
+        # all that is further away is in the last bucket of its side
+        reach = self.max_distance
+        near = torch.arange(-reach, reach + 1, device=distance.device)
+        rows = self.table[relative_buckets(near, self.table.shape[0], reach)]  # [distances, heads]
+        return F.embedding(distance.clamp(-reach, reach) + reach, rows).movedim(-1, 0).contiguous()
+
+    def bias_key(self) -> Hashable | None:
+        # under autograd a shared bias would tie the graphs of checkpointed layers together
+        return ("t5", id(self)) if self.is_shared and not torch.is_grad_enabled() else None
+
+    def extra_repr(self) -> str:
+        buckets, heads = self.table.shape
+        return f"buckets={buckets}, heads={heads}, max_distance={self.max_distance}"
+
+
+def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """T5's bucket of every distance key - query, for both directions.
+
+    Half of the buckets are for later keys. Of each half, one half is for one distance each, and the other has
+    logarithmic steps up to `max_distance`.
+
+    Example:
+        >>> relative_buckets(torch.tensor([0, -1, 1, -7, -8, -500, 500]), 32, 128).tolist()
+        [0, 1, 17, 7, 8, 15, 31]
+    """
+    side = num_buckets // 2
+    exact = side // 2
+    size = distance.abs()
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (side - exact)
+    far = (exact + steps.long()).clamp(max=side - 1)
+    return (distance > 0) * side + torch.where(size < exact, size, far)
+
+
 @register_position("rope")
 class RotaryPosition(BlockPosition):
     """Rotary embedding (Su et al., 2021) with partial, interleaved and scaled forms; tables in fp32, of any length.
@@ -143,6 +209,7 @@ class RotaryPosition(BlockPosition):
         interleaved: bool = False,
         scaling: dict[str, Any] | None = None,
         max_positions: int = 512,
+        frequency_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -153,7 +220,8 @@ class RotaryPosition(BlockPosition):
         self.scaling = scaling
         self.max_positions = max_positions
         scaling_key = json.dumps(scaling, sort_keys=True)
-        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions)
+        self.frequency_dtype = frequency_dtype
+        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions, frequency_dtype)
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> RotaryPosition:
@@ -164,13 +232,14 @@ class RotaryPosition(BlockPosition):
             interleaved=config.rope_interleaved,
             scaling=config.local_rope_scaling if is_local else config.rope_scaling,
             max_positions=config.max_position_embeddings,
+            frequency_dtype=FREQUENCY_DTYPES[config.rope_frequency_dtype],
         )
 
     def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
         """Angle per position of every pair, and the factor on the tables, for a sequence of `length`."""
         if self.scaling is None:
             exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
-            return 1.0 / (self.theta**exponents), 1.0
+            return (1.0 / (self.theta**exponents)).to(self.frequency_dtype).float(), 1.0
         parameters = {**self.scaling, "rope_theta": self.theta, "partial_rotary_factor": self.partial_factor}
         parameters.setdefault("original_max_position_embeddings", self.max_positions)
         # transformers' own formulas, given just what they read of a config
@@ -235,7 +304,16 @@ def get_embedding_position(config: BertBlocksConfig) -> EmbeddingPosition | None
     return EMBEDDING_POSITIONS[config.embd_pos_enc_kind].from_config(config)
 
 
-def get_block_position(config: BertBlocksConfig, is_local: bool) -> BlockPosition:
+def get_shared_position(config: BertBlocksConfig) -> BlockPosition | None:
+    """The one table that all layers of kind "t5" refer to, if there are such layers and they share it."""
+    kinds = {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)}
+    return T5Position.from_config(config, False) if config.relative_attention_shared and "t5" in kinds else None
+
+
+def get_block_position(config: BertBlocksConfig, is_local: bool, shared: BlockPosition | None = None) -> BlockPosition:
+    """A layer's own position, or the encoder's `shared` one where its kind is shared."""
     if config.block_pos_enc_kind == "none":
         return BlockPosition()
+    if config.block_pos_enc_kind == "t5" and shared is not None:
+        return shared
     return BLOCK_POSITIONS[config.block_pos_enc_kind].from_config(config, is_local)

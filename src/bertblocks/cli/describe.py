@@ -93,6 +93,8 @@ def _print(source: Source, anatomy: Anatomy) -> None:
     lengths = [str(cost.length) for cost in anatomy.costs]
     table = make_table(["length", *lengths])
     for part in anatomy.costs[0].flops:
+        if not any(cost.flops[part] for cost in anatomy.costs):
+            continue
         numbers = [write_flops(cost.flops_per_token[part]) for cost in anatomy.costs]
         table.add_row(part, *numbers, style="bold" if part == "total" else None)
     print_table(console, "FLOPs per token", table)

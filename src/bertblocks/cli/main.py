@@ -8,7 +8,9 @@ import typer
 
 from bertblocks import __version__
 from bertblocks.cli.compare import compare
+from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
+from bertblocks.cli.families import families
 from bertblocks.cli.presets import presets
 
 app = typer.Typer(
@@ -20,6 +22,8 @@ app = typer.Typer(
 app.command()(describe)
 app.command()(compare)
 app.command()(presets)
+app.command()(convert)
+app.command()(families)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,13 @@ SOURCE_HELP = (
     "BertBlocks reads, or a .json config file. Weights are not needed."
 )
 
-TaskName = Literal["base", "masked-lm", "sequence-classification", "token-classification", "question-answering"]
+TaskName = Literal[
+    "base",
+    "masked-lm",
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "masked-diffusion",
+]
 Task = Annotated[TaskName, typer.Option("--task", help="The head that is on the encoder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

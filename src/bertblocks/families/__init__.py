@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
+from bertblocks.families.albert import ALBERT
 from bertblocks.families.bert import BERT
+from bertblocks.families.distilbert import DISTILBERT
+from bertblocks.families.electra import ELECTRA
+from bertblocks.families.esm import ESM
+from bertblocks.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.families.family import Family
-from bertblocks.families.files import read_checkpoint
+from bertblocks.families.files import MAX_SHARD_BYTES, OnShare, read_checkpoint, write_tensors
+from bertblocks.families.megatron_bert import MEGATRON_BERT
 from bertblocks.families.modernbert import MODERNBERT
+from bertblocks.families.mpnet import MPNET
+from bertblocks.families.neobert import NEOBERT
+from bertblocks.families.nomic_bert import GTE, NOMIC_BERT
+from bertblocks.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.models.base import HEAD_PARTS
 from bertblocks.models.initialization import init_module
@@ -24,17 +36,39 @@ from bertblocks.registry import nearest
 #: Parts that a checkpoint may lack as a whole.
 FRESH_PARTS = {"model.pooler", *HEAD_PARTS}
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (BERT, MODERNBERT)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        BERT,
+        MODERNBERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        ROBERTA_PRELAYERNORM,
+        MEGATRON_BERT,
+        MPNET,
+        ESM,
+        EUROBERT,
+        ULTRABERT,
+        NOMIC_BERT,
+        GTE,
+        NEOBERT,
+        DISTILBERT,
+        ELECTRA,
+        ALBERT,
+    )
+}
 
 
 def family_of_config(config: PreTrainedConfig) -> Family:
-    return _family(config.model_type)
+    return get_family(config.model_type)
 
 
-def _family(name: Any) -> Family:
+def get_family(name: Any) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(
-            f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}{nearest(name, FAMILIES)}."
+            f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}"
+            f"{nearest(str(name), FAMILIES)}."
         )
     return FAMILIES[name]
 
@@ -44,14 +78,21 @@ def read_config(values: dict[str, Any]) -> BertBlocksConfig:
     name = values.get("model_type", BertBlocksConfig.model_type)
     if name == BertBlocksConfig.model_type:
         return BertBlocksConfig.from_dict(values)
-    return _family(name).read_config(_family(name).parse_config(values))
+    return get_family(name).read_config(get_family(name).parse_config(values))
 
 
-def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = None) -> BertBlocksPreTrainedModel:
+def from_huggingface(
+    source: PreTrainedModel | str | Path,
+    task: str | None = None,
+    dtype: torch.dtype | None = None,
+    allow_pickle: bool = False,
+) -> BertBlocksPreTrainedModel:
     """A BertBlocks model with the weights of a transformers model, a checkpoint folder, or a hub id.
 
     `task` is base, masked-lm, sequence-classification, token-classification or question-answering; by default the task
-    of the source. A head that the source does not have is made fresh, with a warning that names it.
+    of the source. A head that the source does not have is made fresh, with a warning that names it. Weights keep their
+    precision unless `dtype` says otherwise; half precision is several times slower than fp32 on most CPUs. Pickled
+    weights are refused unless `allow_pickle`, which reads tensors only and nothing that could run.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -59,23 +100,39 @@ def from_huggingface(source: PreTrainedModel | str | Path, task: str | None = No
         >>> type(from_huggingface(theirs)).__name__
         'BertBlocksModel'
     """
+    return read_model(source, task, dtype, allow_pickle)
+
+
+def read_model(
+    source: PreTrainedModel | str | Path,
+    task: str | None = None,
+    dtype: torch.dtype | None = None,
+    allow_pickle: bool = False,
+    on_share: OnShare = lambda share: None,
+) -> BertBlocksPreTrainedModel:
+    """As `from_huggingface`, telling how far it is."""
     if isinstance(source, PreTrainedModel):
         config, architecture, label = source.config, type(source).__name__, type(source).__name__
         # copies: the two models must not share memory
         tensors = {name: tensor.detach().clone() for name, tensor in source.state_dict().items()}
         family = family_of_config(config)
+        if not family.in_transformers:
+            config = family.parse_config(config.to_dict(), tensors)
     else:
-        values, tensors = read_checkpoint(source)
-        family = _family(values.get("model_type", "none"))
-        config = family.parse_config(values)
+        values, tensors = read_checkpoint(source, allow_pickle, on_share)
+        family = get_family(values.get("model_type", "none"))
+        config = family.parse_config(values, tensors)
         architecture, label = (config.architectures or [family.model_classes["base"]])[0], str(source)
+    if task is None and family.aliases.get(architecture) == "base":
+        warnings.warn(f"{label} is an {architecture}: BertBlocks reads its encoder, not its head.", stacklevel=2)
     task = task or _task_of(family, architecture)
     if task not in family.model_classes:
         raise ValueError(
             f"task is {task!r}; it must be one of {', '.join(family.model_classes)}"
             f"{nearest(task, family.model_classes)}."
         )
-    return _load(family, config, tensors, task, label)
+    model = _load(family, config, tensors, task, label)
+    return model if dtype is None else model.to(dtype)
 
 
 def _task_of(family: Family, architecture: str) -> str:
@@ -91,6 +148,8 @@ def _load(
 ) -> BertBlocksPreTrainedModel:
     config = family.read_config(theirs)
     config.pooler = config.pooler and _has_pooler(tensors)
+    for key, value in family.read_options(tensors, config).items():
+        setattr(config, key, value)
     with torch.device("meta"):
         model = TASK_MODELS[task](config)
     tied = set(model.all_tied_weights_keys)
@@ -108,6 +167,7 @@ def _load(
         part.to_empty(device="cpu")
         for module in part.modules():
             init_module(module, config)
+        part.to(model.get_input_embeddings().weight.dtype)
     model.tie_weights()
     return model.eval()
 
@@ -139,26 +199,73 @@ def to_huggingface(model: BertBlocksPreTrainedModel, family: str | None = None) 
         >>> type(to_huggingface(BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")))).__name__
         'ModernBertForMaskedLM'
     """
-    if family is not None:
-        return _export(model, _family(family))
+    return _first_family(model, family, _export)
+
+
+def save_huggingface(
+    model: BertBlocksPreTrainedModel,
+    folder: str | Path,
+    family: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    on_share: OnShare = lambda share: None,
+) -> str:
+    """Writes the checkpoint folder of a family, also of one that is not in transformers, and returns its name."""
+
+    def save(model: BertBlocksPreTrainedModel, candidate: Family) -> str:
+        config, tensors = to_family(model, candidate)
+        config.dtype = model.dtype
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        write_tensors(tensors, path, max_shard_bytes, on_share)
+        # the config makes the folder complete, so it comes last and at once
+        config.to_json_file(path / "config.json.tmp")
+        os.replace(path / "config.json.tmp", path / "config.json")
+        return candidate.name
+
+    return _first_family(model, family, save)
+
+
+Result = TypeVar("Result")
+
+
+def _first_family(
+    model: BertBlocksPreTrainedModel, name: str | None, convert: Callable[[BertBlocksPreTrainedModel, Family], Result]
+) -> Result:
+    """The model converted to the named family, or else to the first one that does not refuse."""
+    if name is not None:
+        return convert(model, get_family(name))
     refusals: list[str] = []
-    for candidate in FAMILIES.values():
+    # siblings hold the same architectures: the one it came from is the first choice
+    for candidate in sorted(FAMILIES.values(), key=lambda candidate: candidate.name != model.config.family):
         try:
-            return _export(model, candidate)
+            return convert(model, candidate)
         except ConfigError as error:
             refusals.append(f"{candidate.name}: {error}")
     raise ConfigError("No family can hold this model. " + " ".join(refusals))
 
 
-def _export(model: BertBlocksPreTrainedModel, family: Family) -> PreTrainedModel:
+def to_family(model: BertBlocksPreTrainedModel, family: Family) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
+    """A model's config and tensors in a family's terms."""
+    task = _task(model, family)
+    config = family.write_config(model.config)
+    config.architectures = [family.model_classes[task]]
+    tied = set(model.all_tied_weights_keys)
+    ours = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in tied}
+    extra = family.extra_tensors(model.config, model.dtype, task)
+    return config, {**family.write_weights(ours, model.config, task), **extra}
+
+
+def _task(model: BertBlocksPreTrainedModel, family: Family) -> str:
     task = next((name for name, kind in TASK_MODELS.items() if kind is type(model)), None)
     if task is None or task not in family.model_classes:
         raise ConfigError(f"{type(model).__name__} has no class in the {family.name} family.")
-    config = family.write_config(model.config)
-    tied = set(model.all_tied_weights_keys)
-    ours = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in tied}
-    theirs = family.write_weights(ours, model.config, task)
-    exported = family.make_model(config, task, model.config.pooler)
+    return task
+
+
+def _export(model: BertBlocksPreTrainedModel, family: Family) -> PreTrainedModel:
+    config, tensors = to_family(model, family)
+    theirs = {name: tensor.clone() for name, tensor in tensors.items()}  # the two models must not share memory
+    exported = family.make_model(config, _task(model, family), model.config.pooler)
     missing, unexpected = exported.load_state_dict(theirs, strict=False, assign=True)
     wrong = [*unexpected, *(name for name in missing if name not in exported.all_tied_weights_keys)]
     if wrong:

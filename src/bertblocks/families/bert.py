@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.families.family import Family, rule
+from bertblocks.families.family import Family, refuse_relative_positions, rule
 
 ATTENTION = "encoder.layer.{i}.attention"
 
@@ -18,6 +18,11 @@ def read_rest(theirs: Any) -> dict[str, Any]:
         "mlp_output_dropout": dropout,
         "classifier_dropout": dropout if theirs.classifier_dropout is None else theirs.classifier_dropout,
     }
+
+
+def read_bert(theirs: Any) -> dict[str, Any]:
+    refuse_relative_positions(theirs)
+    return read_rest(theirs)
 
 
 def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
@@ -49,7 +54,7 @@ BERT = Family(
     },
     fixed={},  # BertBlocksConfig() is BERT
     required={"is_decoder": False, "add_cross_attention": False},
-    read_rest=read_rest,
+    read_rest=read_bert,
     write_rest=write_rest,
     encoder_rules=(
         rule("embedding.token", "embeddings.word_embeddings"),

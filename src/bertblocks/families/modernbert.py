@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertblocks.checks import ConfigError
 from bertblocks.config import LAYER_TYPE_ALIASES, BertBlocksConfig
 from bertblocks.families.family import Family, rule
+from bertblocks.families.rope import read_rope, write_rope
 
 #: transformers keeps the masked-LM head for classifiers.
 CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
@@ -14,8 +14,8 @@ CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier
 
 def read_rest(theirs: Any) -> dict[str, Any]:
     layer_types = [LAYER_TYPE_ALIASES[kind] for kind in theirs.layer_types]
-    theta, scaling = _read_rope(theirs.rope_parameters["full_attention"])
-    local_theta, local_scaling = _read_rope(theirs.rope_parameters["sliding_attention"])
+    theta, scaling = read_rope(theirs.rope_parameters["full_attention"])
+    local_theta, local_scaling = read_rope(theirs.rope_parameters["sliding_attention"])
     return {
         "layer_types": layer_types,
         "local_attention": "local" in layer_types,
@@ -36,23 +36,10 @@ def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
     return {
         "layer_types": [names[kind] for kind in ours.layer_types],
         "rope_parameters": {
-            "full_attention": _write_rope(ours.rope_theta, ours.rope_scaling),
-            "sliding_attention": _write_rope(ours.local_rope_theta, ours.local_rope_scaling),
+            "full_attention": write_rope(ours.rope_theta, ours.rope_scaling),
+            "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),
         },
     }
-
-
-def _read_rope(parameters: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    rest = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    if rest.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(
-            f"rope_parameters has partial_rotary_factor {rest['partial_rotary_factor']}; ModernBERT turns whole heads."
-        )
-    return parameters["rope_theta"], None if rest.get("rope_type", "default") == "default" else rest
-
-
-def _write_rope(theta: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    return {"rope_theta": theta, **(scaling or {"rope_type": "default"})}
 
 
 MODERNBERT = Family(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bertblocks.blocks.linear import Linear
+from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.initialization import init_module
@@ -25,7 +26,6 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
     config: BertBlocksConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Embedding", "Block", "NGPTBlock"]
 
     def __init__(self, config: BertBlocksConfig) -> None:
         config.validate()
@@ -36,9 +36,22 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, **_: Any) -> str | None:
         """transformers' choice of kernels is `config.attention_backend` here."""
+        before = self.config.attention_backend
         self.config._attn_implementation = attn_implementation
-        self.config.validate()
+        try:
+            self.config.validate()
+        except ConfigError:
+            self.config.attention_backend = before
+            raise
         return None
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> nn.Embedding:
+        """As transformers' own, but special tokens that are in use cannot be cut off."""
+        for key in ("pad_token_id", "mask_token_id"):
+            token = getattr(self.config, key)
+            if new_num_tokens is not None and token is not None and token >= new_num_tokens:
+                raise ValueError(f"{key} is {token}; a vocabulary of {new_num_tokens} would not hold it: set it first.")
+        return super().resize_token_embeddings(new_num_tokens, *args, **options)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **options):  # type: ignore[override]
@@ -70,7 +83,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             return
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                writes = isinstance(module, Linear) and module.role == "out"
+                writes = isinstance(module, Linear) and module.role in ("out", "embedding")
                 module.weight /= module.weight.norm(dim=0 if writes else 1, keepdim=True).clamp(min=1e-8)
 
 
@@ -105,6 +118,7 @@ class Batch:
     def __init__(
         self,
         config: BertBlocksConfig,
+        vocab_size: int,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         token_type_ids: Tensor | None,
@@ -118,9 +132,7 @@ class Batch:
         shape = tuple(input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1])  # type: ignore[union-attr]
         device = (input_ids if input_ids is not None else inputs_embeds).device  # type: ignore[union-attr]
         self.layout = read_layout(shape, device, attention_mask, cu_seqlens, packed_seqlens, config.unpad)
-        self.token_ids = (
-            None if input_ids is None else self._read("input_ids", input_ids, config.vocab_size, "vocab_size")
-        )
+        self.token_ids = None if input_ids is None else self._read("input_ids", input_ids, vocab_size, "vocab_size")
         self.embeddings = None if inputs_embeds is None else self.layout.gather(inputs_embeds)
         self.token_types = self._read_types(token_type_ids, config)
         self.positions = self._read_positions(position_ids, config)
@@ -140,7 +152,7 @@ class Batch:
             return None
         if config.type_vocab_size:
             return self._read("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-        if not torch.compiler.is_compiling() and bool(token_type_ids.any()):
+        if not torch.compiler.is_compiling() and bool(self.layout.gather(token_type_ids).any()):
             raise ValueError("token_type_ids holds other types than 0, and type_vocab_size is 0: this model has none.")
         return None
 
@@ -154,8 +166,17 @@ class Batch:
                     f"{config.max_position_embeddings} leaves room for "
                     f"{config.max_position_embeddings - config.position_offset}."
                 )
+            if config.position_offset and self.layout.key_mask is not None:
+                # RoBERTa and NeoBERT count real tokens only
+                counted = self.layout.key_mask.cumsum(dim=1).flatten() - 1
+                return counted.clamp(min=0) + config.position_offset
             return self.layout.positions + config.position_offset
-        position_ids = position_ids.expand(self.layout.shape)
+        if config.embd_pos_enc_kind == "none" and config.block_pos_enc_kind in ("none", "alibi", "t5"):
+            raise ValueError("position_ids are given, but this model has no positions that would use them.")
+        shape = self.layout.shape
+        if position_ids.shape not in (shape, (1, shape[-1]), shape[-1:]):
+            raise ValueError(f"position_ids has shape {list(position_ids.shape)}; it must be {list(shape)}.")
+        position_ids = position_ids.view(shape[-1]) if len(shape) == 1 else position_ids.expand(shape)
         if config.embd_pos_enc_kind == "learned":
             flat = self._read("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
         else:
@@ -182,7 +203,7 @@ def read_layout(
         if len(shape) != 1 and not (len(shape) == 2 and shape[0] == 1):
             raise ValueError(f"cu_seqlens goes with flat input of shape [tokens] or [1, tokens], not {list(shape)}.")
         return SequenceLayout.from_cu_seqlens(cu_seqlens.to(device), shape)
-    if len(shape) != 2 or shape[1] == 0:
+    if len(shape) != 2 or 0 in shape:
         raise ValueError(
             f"Input has shape {list(shape)}; it must be [batch, length] with at least one token, or flat with "
             "cu_seqlens."

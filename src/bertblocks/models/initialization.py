@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded
 
 from bertblocks.blocks.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
+from bertblocks.blocks.head import ContactHead
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.mlp import NGPTMLP
 from bertblocks.blocks.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
+from bertblocks.blocks.position import T5Position
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -31,6 +33,11 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
         _draw_normal(module.weight, scale, config)
         if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[module.padding_idx])
+    elif isinstance(module, T5Position):
+        _draw_normal(module.table, config.initializer_range, config)
+    elif isinstance(module, ContactHead):
+        _draw_normal(module.weight, config.initializer_range, config)
+        init.zeros_(module.bias)
     elif isinstance(module, NGPTAttention):
         init.constant_(module.sqk, NGPT_BASE_SCALE)
     elif isinstance(module, NGPTMLP):

@@ -56,6 +56,8 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         """
         if input_ids is None:
             raise ValueError("Masked diffusion needs input_ids.")
+        if timesteps is not None and labels is None:
+            raise ValueError("timesteps are given without labels; they weigh the loss of labelled tokens.")
         drawn = labels is not None and timesteps is None
         if drawn:
             layout = self.model.layout(input_ids, attention_mask, cu_seqlens, packed_seqlens)
@@ -76,13 +78,14 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         logits = self.logits(encoded.hidden) if want_logits else None
         loss = None
         if labels is not None and timesteps is not None:
+            _check_timesteps(timesteps, layout.num_sequences)
             targets = layout.real_labels(labels, IGNORE)
             rows = (targets != IGNORE).nonzero().squeeze(1)
             scored = self.logits(encoded.hidden[rows]) if logits is None else logits[rows]
             losses = F.cross_entropy(upcast(scored), targets[rows], reduction="none")
             weighted = (losses / timesteps.to(losses)[layout.sequence_ids[rows]]).sum()
             if num_items_in_batch is None:
-                num_items_in_batch = real if drawn else layout.length_tensor.sum()
+                num_items_in_batch = real if drawn else layout.length_tensor.sum().clamp(min=1)
             loss = weighted / num_items_in_batch
         return MaskedLMOutput(
             loss=loss,
@@ -232,6 +235,13 @@ def _reveal(todo: Tensor, sureness: Tensor, passes_left: int, order: str, genera
     quota = -(-todo.sum(dim=1, keepdim=True) // passes_left)  # rounded up, so that none is left at the end
     ranked = sureness.masked_fill(~todo, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return todo & (ranked < quota)
+
+
+def _check_timesteps(timesteps: Tensor, num_sequences: int) -> None:
+    if timesteps.shape != (num_sequences,):
+        raise ValueError(f"timesteps has shape {list(timesteps.shape)}; it must be [{num_sequences}].")
+    if not torch.compiler.is_compiling() and not bool(((timesteps > 0) & (timesteps <= 1)).all()):
+        raise ValueError(f"timesteps holds {timesteps.tolist()}; each must be greater than 0 and at most 1.")
 
 
 def _check_sampling(

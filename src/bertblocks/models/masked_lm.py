@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.model = BertBlocksModel(config, add_pooler=False)
         self.head = get_mlm_head(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=config.decoder_bias)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size, bias=config.decoder_bias)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
         self.post_init()
 
@@ -40,7 +42,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **options) -> nn.Embedding:
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> nn.Embedding:
         embeddings = super().resize_token_embeddings(new_num_tokens, *args, **options)
         if self.logit_scale is not None:
             old = self.logit_scale.data[: self.config.vocab_size]

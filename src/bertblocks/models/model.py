@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.blocks.embedding import get_embedding
 from bertblocks.blocks.encoder import Encoder
-from bertblocks.blocks.head import Pooler
+from bertblocks.blocks.head import ContactHead, Pooler
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import Batch, BertBlocksPreTrainedModel, read_layout
@@ -48,6 +49,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         self.encoder = Encoder(config)
         has_pooler = config.pooler if add_pooler is None else add_pooler
         self.pooler = Pooler(config.hidden_size) if has_pooler else None
+        num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
+        self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -85,6 +88,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         want_attentions = config.output_attentions if output_attentions is None else output_attentions
         batch = Batch(
             config,
+            self.embedding.token.num_embeddings,
             input_ids,
             attention_mask,
             token_type_ids,
@@ -94,10 +98,21 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
             packed_seqlens,
         )
         layout = batch.layout
-        x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions)
+        x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout)
         out = self.encoder(x, layout, bool(want_states), bool(want_attentions))
         states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
         return Encoded(out.last_hidden_state, layout, states, tuple(out.attentions) if out.attentions else None)
+
+    def predict_contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """How likely any two tokens touch: `[batch, length - 2, length - 2]`, without the first and last of a row."""
+        if self.contact_head is None:
+            raise ValueError("contact_head is False in this model's config; it must be true to predict contacts.")
+        attentions = self.encode(input_ids, attention_mask, output_attentions=True).attentions
+        assert attentions is not None
+        ends = self.config.eos_token_id
+        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        is_end = torch.isin(input_ids, torch.tensor(ends, dtype=input_ids.dtype, device=input_ids.device))
+        return self.contact_head(torch.cat(attentions, dim=1), ~is_end)
 
     @can_return_tuple
     def forward(

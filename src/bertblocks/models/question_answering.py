@@ -33,7 +33,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.model = BertBlocksModel(config, add_pooler=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.dropout = nn.Dropout(config.classifier_dropout if self.classifier_head is not None else 0.0)
+        self.dropout = nn.Dropout(config.qa_dropout)
         self.spans = Linear(config.hidden_size, 2, config.classifier_bias, role="classifier")
         self.post_init()
 

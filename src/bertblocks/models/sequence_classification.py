@@ -63,12 +63,15 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             output_hidden_states,
             output_attentions,
         )
+        hidden, head = encoded.hidden, self.classifier_head
+        if head is not None and self.config.classifier_head_before_pooling:
+            hidden, head = head(hidden), None
         if self.model.pooler is not None:
-            pooled = self.model.pooler(encoded.hidden, encoded.layout)
+            pooled = self.model.pooler(hidden, encoded.layout)
         else:
-            pooled = pool(encoded.hidden, encoded.layout, self.config.classifier_pooling)
-        if self.classifier_head is not None:
-            pooled = self.classifier_head(pooled)
+            pooled = pool(hidden, encoded.layout, self.config.classifier_pooling)
+        if head is not None:
+            pooled = head(pooled)
         logits = self.classifier(self.dropout(pooled))
         return SequenceClassifierOutput(
             loss=None if labels is None else self.loss(logits, labels),
@@ -85,6 +88,8 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             is_class = labels.dtype in (torch.long, torch.int)
             classes = "single_label_classification" if is_class else "multi_label_classification"
             problem = "regression" if self.num_labels == 1 else classes
+        if problem != "single_label_classification" and labels.numel() != logits.numel():
+            raise ValueError(f"labels has shape {list(labels.shape)}; for {problem} it must be {list(logits.shape)}.")
         if problem == "regression":
             return F.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
         if problem == "single_label_classification":

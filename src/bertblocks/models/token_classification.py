@@ -33,7 +33,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = BertBlocksModel(config, add_pooler=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.dropout = nn.Dropout(config.token_classifier_dropout)
         self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
 

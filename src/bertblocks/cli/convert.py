@@ -1,0 +1,73 @@
+"""`bertblocks convert`: a checkpoint of one family written as another, and proved equal."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.source import fail
+
+if TYPE_CHECKING:
+    from bertblocks.families.convert import Conversion
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder of any family, or a hub id.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
+    to: Annotated[
+        str,
+        typer.Option(help="bertblocks, a family (see `bertblocks families`), or native: the first that can hold it."),
+    ] = "bertblocks",
+    tolerance: Annotated[
+        float, typer.Option(help="The largest difference allowed, as a share of an output's size (at least of 1).")
+    ] = 1e-4,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read .bin files too: tensors only, nothing that could run.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as another family and prove that both give the same outputs."""
+    import transformers
+
+    from bertblocks.families import convert as conversions
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def show(step: str, share: float) -> None:
+            if step not in bars:
+                bars[step] = progress.add_task(step, total=1.0)
+            progress.update(bars[step], completed=share)
+
+        try:
+            done = conversions.convert(
+                source, target, to=to, tolerance=tolerance, allow_pickle=allow_pickle, on_progress=show
+            )
+        except (OSError, ValueError) as error:
+            fail(error)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        _print(done, target)
+
+
+def _print(done: Conversion, target: str) -> None:
+    console = make_console()
+    console.print(f"{done.source_family} -> {done.target_family} ({done.task}): {target}")
+    if done.refusal:
+        console.print(f"Written as bertblocks. {done.refusal}")
+    table = make_table(["output", "largest difference", "allowed"])
+    for difference in done.differences:
+        table.add_row(difference.output, f"{difference.largest:.1e}", f"{difference.tolerance:.1e}")
+    print_table(console, "Source and result on ragged probes", table)
+    if done.carried:
+        console.print(f"\nCarried along: {', '.join(done.carried)}")

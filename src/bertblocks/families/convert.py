@@ -1,0 +1,230 @@
+"""Conversion of checkpoint folders between families, proved on probe batches before anything is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from bertblocks.checks import ConfigError
+from bertblocks.config import BertBlocksConfig
+from bertblocks.families import FAMILIES, get_family, save_huggingface
+from bertblocks.families.files import MAX_SHARD_BYTES, OnShare, find_checkpoint, read_json
+from bertblocks.families.load import load_model
+from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+
+OWN = BertBlocksConfig.model_type
+#: Files of a folder that hold its config or weights; all others are carried along as they are.
+REPLACED = (
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.h5",
+    "*.msgpack",
+)
+#: Files that would be code, which is never carried.
+DROPPED = ("*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".git*")
+
+
+class ProofError(ValueError):
+    """A conversion whose result differs from its source; nothing was written."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an output of the result is from the source's, at most, over all probes."""
+
+    output: str
+    largest: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.largest <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion read, wrote and proved."""
+
+    source_family: str
+    target_family: str
+    task: str
+    differences: list[Difference]
+    carried: list[str]
+    #: Why no other family could hold the model, where that was tried.
+    refusal: str
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    to: str = OWN,
+    tolerance: float = 1e-4,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    allow_pickle: bool = False,
+    on_progress: Callable[[str, float], None] = lambda step, share: None,
+) -> Conversion:
+    """Writes the checkpoint `source` to the folder `target` as family `to`, if the result gives the same outputs.
+
+    `to` is "bertblocks", a family, or "native": the first family that can hold the architecture, bertblocks if none
+    can. Source and result are run side by side, each by its own library, on ragged batches with lengths around every
+    edge; a largest difference above `tolerance` times the size of the output is an error and leaves no `target`.
+    Tokenizer files, sentence-transformers modules and all else that is neither weights nor code is carried along.
+    """
+    target = Path(target)
+    if to not in (OWN, "native"):
+        get_family(to)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
+    folder = find_checkpoint(source)
+    source_family = read_json(folder / "config.json").get("model_type", OWN)
+    model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
+    config = model.config
+    task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, so that the last step is a rename
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target_family, refusal = _write(
+            model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
+        )
+        carried = carry_files(folder, scratch)
+        # never more than two models in memory
+        reference = model if _is_ours(source_family) else _open_natively(folder, source_family, task)
+        del model
+        result = load_model(scratch) if _is_ours(target_family) else _open_natively(scratch, target_family, task)
+        differences = compare(reference, result, config, tolerance, lambda share: on_progress("comparing", share))
+        if wrong := [difference for difference in differences if not difference.agrees]:
+            worst = max(wrong, key=lambda difference: difference.largest / difference.tolerance)
+            raise ProofError(
+                f"{worst.output} differs by {worst.largest:.1e}, above {worst.tolerance:.1e}; {target} was not written."
+            )
+        _publish(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Conversion(source_family, target_family, task, differences, carried, refusal)
+
+
+def _write(
+    model: BertBlocksPreTrainedModel, folder: Path, to: str, max_shard_bytes: int, on_share: OnShare
+) -> tuple[str, str]:
+    """The family that was written, and, where none could hold the model, why."""
+    refusal = ""
+    if to != OWN:
+        try:
+            return save_huggingface(model, folder, None if to == "native" else to, max_shard_bytes, on_share), ""
+        except ConfigError as error:
+            if to != "native":
+                raise
+            refusal = str(error)
+    model.save_pretrained(folder, max_shard_size=max_shard_bytes)
+    return OWN, refusal
+
+
+def carry_files(source: Path, target: Path) -> list[str]:
+    """Copies what is neither weights nor config nor code: tokenizer, sentence-transformers modules, README."""
+    carried = []
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        is_weights = name.parent == Path(".") and any(path.match(pattern) for pattern in REPLACED)
+        is_code = any(part.match(pattern) for part in (path, *path.parents) for pattern in DROPPED)
+        if path.is_file() and not is_weights and not is_code and not (target / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / name)
+            carried.append(str(name))
+    return carried
+
+
+def _publish(scratch: Path, target: Path) -> None:
+    """Flushes every file, then gives the folder its name."""
+    for path in scratch.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    scratch.chmod(0o755)
+    if target.exists():
+        target.rmdir()
+    os.replace(scratch, target)
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+def _is_ours(family: str) -> bool:
+    """True if no library but this one opens checkpoints of a family."""
+    return family == OWN or not FAMILIES[family].in_transformers
+
+
+def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
+    model_class = getattr(transformers, FAMILIES[family].model_classes[task])
+    has_safetensors = any(folder.glob("*.safetensors"))
+    return model_class.from_pretrained(folder, dtype="auto", use_safetensors=has_safetensors)
+
+
+def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
+    """Short ones, both sides of every window edge, and as long as positions allow, up to `longest`."""
+    room = longest
+    if config.embd_pos_enc_kind == "learned":
+        room = min(longest, config.max_position_embeddings - config.position_offset)
+    edges = {1, 2, 7, room}
+    if "local" in config.layer_types:
+        half = config.local_attention_window_size // 2
+        edges |= {half, half + 1, 2 * half, 2 * half + 1, 3 * half + 2}
+    return sorted(length for length in edges if 0 < length <= room)
+
+
+def probes(config: BertBlocksConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ragged batches of random ids with their masks."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = probe_lengths(config)
+    for start in range(0, len(lengths), 4):
+        some = lengths[start : start + 4]
+        mask = (torch.arange(max(some)) < torch.tensor(some)[:, None]).long()
+        ids = torch.randint(0, config.vocab_size, mask.shape, generator=generator)
+        special = [token for token in (config.pad_token_id, config.mask_token_id) if token is not None]
+        ids = torch.where(
+            torch.isin(ids, torch.tensor(special)), (max(special, default=0) + 1) % config.vocab_size, ids
+        )
+        yield ids.masked_fill(mask == 0, config.pad_token_id or 0), mask
+
+
+@torch.inference_mode()
+def compare(
+    reference: nn.Module,
+    result: nn.Module,
+    config: BertBlocksConfig,
+    tolerance: float,
+    on_share: OnShare = lambda share: None,
+) -> list[Difference]:
+    """The largest difference of every output that both models have, on real tokens, in fp32."""
+    reference, result = reference.float().eval(), result.float().eval()
+    largest: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    batches = list(probes(config))
+    for number, (ids, mask) in enumerate(batches, start=1):
+        expected, actual = (_outputs(model, ids, mask) for model in (reference, result))
+        for name in expected.keys() & actual.keys():
+            one, other = expected[name], actual[name]
+            if one.shape[:2] == mask.shape:
+                one, other = one[mask == 1], other[mask == 1]
+            difference = (one - other).abs().max().item()
+            largest[name] = max(largest.get(name, 0.0), difference if difference == difference else float("inf"))
+            sizes[name] = max(sizes.get(name, 1.0), one.abs().max().item())
+        on_share(number / len(batches))
+    return [Difference(name, largest[name], tolerance * sizes[name]) for name in sorted(largest)]
+
+
+def _outputs(model: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    output: dict[str, Any] = model(input_ids=ids, attention_mask=mask)
+    return {name: value for name, value in output.items() if isinstance(value, Tensor)}
