@@ -24,7 +24,8 @@ with the nearest known name, except for what transformers itself keeps on a conf
 `label2id`, `problem_type`, `output_hidden_states` and the like).
 
 A default *implied* follows from other keys, as the last column says. Once the config is made the key holds its value,
-and a saved config lists it. *Per layer* marks keys that `layer_overrides` may set for one layer.
+and a saved config lists it. It follows when those keys are changed later, unless it then holds another value than the
+implied one. *Per layer* marks keys that `layer_overrides` may set for one layer.
 """
 
 
@@ -114,18 +115,19 @@ def render() -> str:
                 (f"`{key.name}`", f"`{key.kind}`", key.default, "yes" if key.name in per_layer else "", meaning)
             )
         parts.append(f"## {section.title}\n\n" + table(("Key", "Type", "Default", "Per layer", "Meaning"), rows))
-    parts.append(_render_aliases(config))
+    parts.append(_render_aliases(PACKAGE / "spelling.py"))
     parts.append(_render_ngpt(checks))
     return "\n".join(parts)
 
 
-def _render_aliases(config: Path) -> str:
-    rows = [(f"`{alias}`", f"`{name}`") for alias, name in read_constant(config, "KEY_ALIASES").items()]
-    for key, values in read_constant(config, "VALUE_ALIASES").items():
+def _render_aliases(spelling: Path) -> str:
+    rows = [(f"`{alias}`", f"`{name}`") for alias, name in read_constant(spelling, "KEY_ALIASES").items()]
+    for key, values in read_constant(spelling, "VALUE_ALIASES").items():
         rows += [(f'`{key}="{alias}"`', f'`{key}="{value}"`') for alias, value in values.items()]
-    layers = read_constant(config, "LAYER_TYPE_ALIASES")
+    layers = read_constant(spelling, "LAYER_TYPE_ALIASES")
     rows += [(f'`"{alias}"` in `layer_types`', f'`"{value}"`') for alias, value in layers.items()]
-    return "## Other spellings\n\nRead on input, never written.\n\n" + table(("Spelling", "Stands for"), rows)
+    introduction = "Read on input, never written, except that saved configs have transformers' names in `layer_types`."
+    return f"## Other spellings\n\n{introduction}\n\n" + table(("Spelling", "Stands for"), rows)
 
 
 def _render_ngpt(checks: Path) -> str:

@@ -47,7 +47,7 @@ print(model.config.position_offset)  # 2
 
 | Function | From | To |
 | --- | --- | --- |
-| `bertblocks.load` | a folder or hub id, of any family or BertBlocks' own | model and tokenizer, None where there is none |
+| `bertblocks.load` | a folder or hub id, of any family or BertBlocks' own | model and tokenizer (or None) |
 | `from_huggingface` | a folder, hub id or transformers model of any family | model |
 | `to_huggingface` | a BertBlocks model | transformers model |
 | `bertblocks.save_huggingface` | a BertBlocks model | a folder of any family; returns the family's name |
@@ -68,25 +68,26 @@ bertblocks convert SRC DST [--to FAMILY|native] [--allow-pickle] [--tolerance X]
 hold it, and BertBlocks' own format if none can; then the reasons are printed. A family that is asked for by name and
 cannot hold the model is an error.
 
-**The proof.** Source and result are opened from their files and run side by side, in fp32, each by the library that
-owns its format: transformers where the family opens there, BertBlocks otherwise. The probes are ragged batches of random
-ids with padding on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512 or as many as learned
-positions allow. Compared is every output that both have (hidden states, pooler output, logits), on real tokens only. The
-largest difference may be `--tolerance` (1e-4) times the size of that output, where the size is its largest number and
-at least 1. If one output differs by more, the command ends with exit code 1 and DST is not written. Between two formats
-that only BertBlocks runs, the proof compares two readings by BertBlocks.
+**The proof.** Source and result are opened from their files and run side by side in fp32, each by the library that owns
+its format: transformers where the family opens there, BertBlocks otherwise. The probes are ragged batches of random
+ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512, or as many as learned
+positions allow. Every output that both have is compared (hidden states, pooler output, logits), on real tokens only.
+The largest difference may be `--tolerance` (1e-4) times the size of that output: its largest number, or 1 if that is
+more. If one output differs by more, the command ends with exit code 1 and DST is not written. Between two formats that
+only BertBlocks runs, the proof compares two readings by BertBlocks.
 
 **DST** must not exist or be empty. Everything is written to a hidden folder beside it, which gets its name after the
 proof. A full disk or an interrupted proof leaves no DST.
 
-**Carried along:** every file of SRC that is neither weights nor config nor code, such as tokenizer files, the modules of
-sentence-transformers and the model card. Not carried: `*.py`, pickles (`*.pkl`, `*.pt`, `*.pth`, `*.ckpt`), `*.onnx`,
-files whose names begin with `.git`, and weights in other formats (`*.bin`, `*.h5`, `*.msgpack`).
+**Carried along:** every file of SRC that is neither its weights nor its config nor code, such as tokenizer files, the
+modules of sentence-transformers with their weights, and the model card. Not carried: weights in other formats beside
+the config (`*.bin`, `*.h5`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx` and names
+that begin with `.git`. Of a hub id only JSON, safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only
+these are carried.
 
 **Pickles.** Only safetensors are read. `--allow-pickle`, or `allow_pickle=True` of `convert` and `from_huggingface`,
 reads `pytorch_model.bin` too where there are no safetensors. It takes tensors only; a file that holds anything else is
-refused, and nothing in it is run. This is for folders: of a hub id no pickle is downloaded. Results are always
-safetensors.
+refused, and nothing in it is run. Results are always safetensors.
 
 **Shards.** Sharded checkpoints are read by their index. Weights of more than 5 GB are written in shards;
 `max_shard_bytes` of `convert` and `save_huggingface` sets another limit.
@@ -102,7 +103,8 @@ refused with the nearest known one.
 Where the config leaves something open, the tensors decide: whether the decoder is tied and has a bias, and, without
 `architectures`, which task it is. Two matrices that differ are not tied, whatever `tie_word_embeddings` says.
 
-`read_yaml_config` reads the `model` section of the fork's training files, with the defaults of its training:
+`read_yaml_config` reads the `model` section of the fork's training files, with the defaults of its training.
+`bertblocks describe` and `compare` take such a file too.
 
 ```python
 import tempfile
@@ -120,14 +122,13 @@ print(config.num_hidden_layers, config.embd_pos_enc_kind, config.norm_eps)  # 12
 - An ELECTRA discriminator is read as its encoder. Its head, which tells replaced tokens, has no model here and is
   dropped, with a warning.
 - A `ForPreTraining` checkpoint of BERT, Megatron-BERT, ALBERT or Nomic BERT is read as a masked-LM model. Its
-  next-sentence or sentence-order head and its pooler are dropped.
-- A checkpoint that is read for another task than its own loses its own head, and so does one that is written
-  afterwards.
+  next-sentence or sentence-order head and its pooler are dropped, with a warning.
+- A checkpoint that is read for another task than its own is read without its own head.
 - Of BERT's and ALBERT's two masked-LM biases the one at `decoder.bias` is read, as transformers uses it. The other is
   dropped where it differs, and written as a copy.
-- Tables that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of rotary
-  ESM checkpoints, and what nothing computes with in older nGPT files. ESM's frequencies are checked and their precision
-  is kept (`rope_frequency_dtype`).
+- Tables that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
+  rotary ESM checkpoints, and what nothing computes with in older nGPT files. ESM's frequencies are checked, and their
+  precision is kept (`rope_frequency_dtype`).
 - `initializer_range` and other settings of a first initialisation are read where BertBlocks has them, and never hold up
   a conversion.
 """

@@ -125,7 +125,7 @@ def test_describe_reads_folders_and_files_of_every_kind(tmp_path):
     assert run_json("describe", tmp_path / "own")["config"]["layer_overrides"] == {"1": {"hidden_act": "silu"}}
     found = run_json("describe", tmp_path / "theirs", "--task", "base")
     assert found["parameters"]["total"] == transformers.BertModel(theirs).num_parameters()
-    assert found["description"] == "a config of transformers' bert family"
+    assert found["description"] == "a config of the bert family"
     assert run_json("describe", tmp_path / "theirs" / "config.json", "--task", "base")["costs"] == found["costs"]
     assert run_json("describe", tmp_path / "modern")["config"]["norm_pos"] == "pre"
     assert run_json("describe", tmp_path / "keys.json")["config"]["head_dim"] == 2

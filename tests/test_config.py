@@ -1047,3 +1047,8 @@ def test_names_with_a_meaning_cannot_be_registered():
     for register, name in ((register_backend, "auto"), (register_position, "none")):
         with pytest.raises(ValueError, match=f"the name '{name}' is taken"):
             register(name)(object)
+
+
+def test_a_saved_config_holds_keys_and_nothing_else():
+    values = BertBlocksConfig().to_dict()
+    assert [key for key in values if key.startswith("_")] in ([], ["_name_or_path"])

@@ -17,7 +17,7 @@ from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, BertBlocksModel
 from bertblocks.cli.main import app
 from bertblocks.families import FAMILIES
 from bertblocks.families import convert as conversions
-from bertblocks.families.convert import ProofError, convert, probe_lengths
+from bertblocks.families.convert import Difference, ProofError, convert, probe_lengths
 from bertblocks.families.files import read_tensors
 from family_cases import FAMILY_CASES
 
@@ -63,8 +63,9 @@ def test_heads_are_converted_and_compared(tmp_path, task):
 
 
 def test_all_but_weights_and_code_is_carried_along(tmp_path):
-    save_reference(tmp_path / "theirs")
-    done = convert(tmp_path / "theirs", tmp_path / "ours")
+    # the name of the folder itself says nothing
+    save_reference(tmp_path / "theirs.ckpt")
+    done = convert(tmp_path / "theirs.ckpt", tmp_path / "ours")
     assert done.carried == ["1_Pooling/config.json", "special_tokens_map.json"]
     names = {str(path.relative_to(tmp_path / "ours")) for path in (tmp_path / "ours").rglob("*") if path.is_file()}
     assert names == {"config.json", "model.safetensors", "special_tokens_map.json", "1_Pooling/config.json"}
@@ -86,10 +87,11 @@ def test_shards_in_and_out(tmp_path):
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_a_difference_leaves_nothing_behind(tmp_path):
+def test_a_difference_leaves_nothing_behind(tmp_path, monkeypatch):
     save_reference(tmp_path / "theirs")
-    with pytest.raises(ProofError, match=r"differs by .* was not written"):
-        convert(tmp_path / "theirs", tmp_path / "ours", tolerance=1e-12)
+    monkeypatch.setattr(conversions, "compare", lambda *_: [Difference("logits", 2e-3, 1e-4)])
+    with pytest.raises(ProofError, match=r"logits differs by 2.0e-03, above 1.0e-04; .* was not written"):
+        convert(tmp_path / "theirs", tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 

@@ -27,7 +27,7 @@ from bertblocks.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
-WITH_CODE = ["README.md", "docs/architecture.md", "CONTRIBUTING.md"]
+WITH_CODE = ["README.md", "docs/architecture.md", "docs/families.md", "CONTRIBUTING.md"]
 DOCUMENTS = [*WITH_CODE, "docs/config.md"]
 #: Files that the documents name and the repository does not hold, because they are parts of any checkpoint.
 OF_CHECKPOINTS = {"config.json", "model.safetensors"}
@@ -156,7 +156,7 @@ def test_the_installed_command_is_the_one_that_is_documented():
     code = f"import sys; sys.argv[0] = 'bertblocks'; from {script[1]} import {script[2]}; {script[2]}()"
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("describe", "compare", "presets"):
+    for command in ("describe", "compare", "presets", "convert", "families"):
         assert command in done.stdout
 
 
@@ -198,7 +198,8 @@ def test_make_targets_that_are_named_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_public_names_exist(document):
-    for name in re.findall(r"`(BertBlocks\w+|register_\w+|(?:from|to)_huggingface)`", prose(document)):
+    pattern = r"`(?:bertblocks\.(\w+)|(BertBlocks\w+|register_\w+|(?:from|to|save)_huggingface))`"
+    for name in ("".join(groups) for groups in re.findall(pattern, prose(document))):
         assert hasattr(bertblocks, name), f"{document} names {name}"
 
 
@@ -245,14 +246,26 @@ def imported_at_once(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------------- generated
 
 
-def test_the_page_of_config_keys_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("generate_config", ROOT / "docs" / "generate_config.py")
+@pytest.mark.parametrize("page", ["config", "families"])
+def test_generated_pages_are_up_to_date(page):
+    name = f"generate_{page}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec
     assert spec.loader
     generator = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = generator  # dataclasses look their module up
     spec.loader.exec_module(generator)
-    assert generator.render() == read("docs/config.md"), "run `python docs/generate_config.py`"
+    assert generator.render() == read(f"docs/{page}.md"), f"run `python docs/{name}.py`"
+
+
+def test_the_page_of_families_has_every_family():
+    from bertblocks.families import FAMILIES
+
+    listed = re.findall(r"^\| `([\w-]+)` \| in, out ", read("docs/families.md"), re.MULTILINE)
+    assert listed == list(FAMILIES)
+    numbers = re.findall(r"(\d+) (?:checkpoint )?families", prose("README.md"))
+    assert numbers
+    assert {int(number) for number in numbers} == {len(FAMILIES)}
 
 
 def test_the_page_of_config_keys_has_every_key():

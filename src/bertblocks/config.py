@@ -10,55 +10,15 @@ from transformers import PreTrainedConfig
 from bertblocks.checks import ConfigError, check_config, check_labels, check_type, check_types, own_keys
 from bertblocks.presets import read_preset
 from bertblocks.registry import nearest
-
-#: Other spellings of keys, read and never written.
-KEY_ALIASES = {
-    "norm_kind": "norm_pos",
-    "norm_qk": "qk_norm",
-    "emb_pos_enc_kind": "embd_pos_enc_kind",
-    "num_blocks": "num_hidden_layers",
-    "max_sequence_length": "max_position_embeddings",
-    "actv_fn": "hidden_act",
-    "attn_implementation": "attention_backend",
-}
-#: Other spellings of values, likewise.
-VALUE_ALIASES = {
-    "norm_pos": {"both": "pre_and_post"},
-    "norm_fn": {"dynamictanh": "dynamic_tanh"},
-    "attention_backend": {"flash_attention_2": "flash"},
-}
-LAYER_TYPE_ALIASES = {"full_attention": "global", "sliding_attention": "local"}
-
-#: What transformers, its Trainer and its friends keep on any config, beside the keys below.
-HOUSEKEEPING = {
-    "auto_map",
-    "custom_pipelines",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "quantization_config",
-    "task_specific_params",
-    "torch_dtype",
-    "transformers_version",
-    "transformers_weights",
-    "use_cache",
-    "experts_implementation",
-}
-
-
-#: What `from_pretrained` takes beside keys.
-LOADING_OPTIONS = {
-    "cache_dir",
-    "code_revision",
-    "force_download",
-    "local_files_only",
-    "proxies",
-    "return_unused_kwargs",
-    "revision",
-    "subfolder",
-    "token",
-    "trust_remote_code",
-}
+from bertblocks.spelling import (
+    HOUSEKEEPING,
+    KEY_ALIASES,
+    LAYER_TYPE_ALIASES,
+    LAYER_TYPE_NAMES,
+    LOADING_OPTIONS,
+    canonical,
+    canonical_value,
+)
 
 #: The default of keys that take the value which other keys imply.
 IMPLIED: Any = None
@@ -288,7 +248,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ------------------------------------------------------------------ making
 
     def __init__(self, **options: Any) -> None:
-        options = _canonical(options)
+        options = canonical(options)
         options.pop("transformers_version", None)  # written anew by every save
         model_type = options.pop("model_type", self.model_type)
         if model_type != self.model_type:
@@ -318,7 +278,7 @@ class BertBlocksConfig(PreTrainedConfig):
             'rms'
         """
         preset = read_preset(name)["config"]
-        return cls(**{**preset, **_canonical(overrides)})
+        return cls(**{**preset, **canonical(overrides)})
 
     @classmethod
     def from_huggingface(cls, config: PreTrainedConfig) -> "BertBlocksConfig":
@@ -342,7 +302,7 @@ class BertBlocksConfig(PreTrainedConfig):
 
         Other options pass: transformers' tokenizers hand theirs to the config too.
         """
-        overrides = _canonical({key: options.pop(key) for key in list(options) if _names_own_key(key)})
+        overrides = canonical({key: options.pop(key) for key in list(options) if _names_own_key(key)})
         made = super().from_dict(config_dict, **options)
         config = made[0] if isinstance(made, tuple) else made
         for key, value in overrides.items():
@@ -353,8 +313,8 @@ class BertBlocksConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As transformers' own; kinds of layers by its names too, so that its tools can read the file."""
         values = super().to_dict()
-        names = {kind: name for name, kind in LAYER_TYPE_ALIASES.items()}
-        values["layer_types"] = [names.get(kind, kind) for kind in values["layer_types"]]
+        values.pop("_is_made", None)
+        values["layer_types"] = [LAYER_TYPE_NAMES.get(kind, kind) for kind in values["layer_types"]]
         return values
 
     def _implied(self) -> dict[str, Any]:
@@ -402,7 +362,7 @@ class BertBlocksConfig(PreTrainedConfig):
             index = int(key) if re.fullmatch(r"\d+", str(key)) else key
             if index in layers:
                 raise ConfigError(f"layer_overrides names layer {index} twice; keep one.")
-            layers[index] = _canonical(value) if isinstance(value, dict) else value
+            layers[index] = canonical(value) if isinstance(value, dict) else value
         self.layer_overrides = layers
 
     def for_layer(self, index: int) -> "BertBlocksConfig":
@@ -425,7 +385,7 @@ class BertBlocksConfig(PreTrainedConfig):
     def __setattr__(self, key: str, value: Any) -> None:
         """Refuses unknown keys. What a changed key implies changes with it, where it had been left as implied."""
         key = KEY_ALIASES.get(key, key)
-        value = _canonical_value(key, value)
+        value = canonical_value(key, value)
         if not hasattr(type(self), key):
             _refuse_unknown(key, value)
         if not self.__dict__.get("_is_made") or key not in own_keys(type(self)):
@@ -459,23 +419,8 @@ class BertBlocksConfig(PreTrainedConfig):
             self.attention_backend = value
 
 
-def _canonical(options: dict[str, Any]) -> dict[str, Any]:
-    """Aliases of keys and values replaced; a key may be given once."""
-    canonical: dict[str, Any] = {}
-    for key, value in options.items():
-        name = KEY_ALIASES.get(key, key)
-        if name in canonical or (name != key and name in options):
-            raise ConfigError(f"{key!r} is another name of {name!r}, and both are given; keep {name!r}.")
-        canonical[name] = _canonical_value(name, value)
-    return canonical
-
-
 def _names_own_key(key: str) -> bool:
     return KEY_ALIASES.get(key, key) in own_keys(BertBlocksConfig)
-
-
-def _canonical_value(key: str, value: Any) -> Any:
-    return VALUE_ALIASES.get(key, {}).get(value, value) if isinstance(value, str) else value
 
 
 def _refuse_unknown(key: str, value: Any) -> None:

@@ -8,7 +8,7 @@ import typer
 
 SOURCE_HELP = (
     "A preset (see `bertblocks presets`), a folder with a config.json of BertBlocks or of a transformers family that "
-    "BertBlocks reads, or a .json config file. Weights are not needed."
+    "BertBlocks reads, or a .json config file, or a training file of NeoBERT (.yaml). Weights are not needed."
 )
 
 TaskName = Literal[

@@ -51,7 +51,7 @@ def _find_source(name_or_path: str) -> Source:
             return _read_source(name_or_path, path / "config.json" if path.is_dir() else path)
         if path.name != name_or_path or path.suffix == ".json":
             raise FileNotFoundError(
-                f"{name_or_path} does not exist; give a preset, a folder with a config.json, or a .json file."
+                f"{name_or_path} does not exist; give a preset, a folder with a config.json, or a .json or .yaml file."
             )
     description = read_preset(name_or_path)["description"]
     return Source(name_or_path, description, BertBlocksConfig.from_preset(name_or_path))
@@ -60,7 +60,10 @@ def _find_source(name_or_path: str) -> Source:
 def _read_source(name: str, file: Path) -> Source:
     from bertblocks.families import read_config
     from bertblocks.families.files import read_json
+    from bertblocks.families.neobert import read_yaml_config
 
+    if file.suffix in (".yaml", ".yml"):
+        return Source(name, "a training file of NeoBERT", read_yaml_config(file))
     values = read_json(file)
     try:
         config = read_config(values)
@@ -68,4 +71,4 @@ def _read_source(name: str, file: Path) -> Source:
         raise ValueError(f"{file}: {error}") from error
     family = values.get("model_type", config.model_type)
     is_own = family == config.model_type
-    return Source(name, "a BertBlocks config" if is_own else f"a config of transformers' {family} family", config)
+    return Source(name, "a BertBlocks config" if is_own else f"a config of the {family} family", config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ from bertblocks.models.base import HEAD_PARTS
 from bertblocks.models.initialization import init_module
 from bertblocks.registry import nearest
 
+#: Tensors that follow from a config, which old checkpoints hold.
+BUFFERS = r"(position_ids|inv_freq|freqs_cis)$"
 #: Parts that a checkpoint may lack as a whole.
 FRESH_PARTS = {"model.pooler", *HEAD_PARTS}
 
@@ -123,15 +126,17 @@ def read_model(
         family = get_family(values.get("model_type", "none"))
         config = family.parse_config(values, tensors)
         architecture, label = (config.architectures or [family.model_classes["base"]])[0], str(source)
-    if task is None and family.aliases.get(architecture) == "base":
-        warnings.warn(f"{label} is an {architecture}: BertBlocks reads its encoder, not its head.", stacklevel=2)
+    is_whole = task is None
     task = task or _task_of(family, architecture)
     if task not in family.model_classes:
         raise ValueError(
             f"task is {task!r}; it must be one of {', '.join(family.model_classes)}"
             f"{nearest(task, family.model_classes)}."
         )
-    model = _load(family, config, tensors, task, label)
+    model, unused = _load(family, config, tensors, task, label)
+    parts = sorted({".".join(name.split(".")[:2]) for name in unused if not re.search(BUFFERS, name)})
+    if parts and is_whole:
+        warnings.warn(f"{label} also has {', '.join(parts)}, which are not read.", stacklevel=3)
     return model if dtype is None else model.to(dtype)
 
 
@@ -145,7 +150,8 @@ def _task_of(family: Family, architecture: str) -> str:
 
 def _load(
     family: Family, theirs: PreTrainedConfig, tensors: dict[str, Tensor], task: str, label: str
-) -> BertBlocksPreTrainedModel:
+) -> tuple[BertBlocksPreTrainedModel, set[str]]:
+    """The model, and the tensors that had no part in it."""
     config = family.read_config(theirs)
     config.pooler = config.pooler and _has_pooler(tensors)
     for key, value in family.read_options(tensors, config).items():
@@ -169,7 +175,7 @@ def _load(
             init_module(module, config)
         part.to(model.get_input_embeddings().weight.dtype)
     model.tie_weights()
-    return model.eval()
+    return model.eval(), unused
 
 
 def _has_pooler(tensors: dict[str, Tensor]) -> bool:

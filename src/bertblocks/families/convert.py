@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -87,7 +88,7 @@ def convert(
         get_family(to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
-    folder = find_checkpoint(source)
+    folder = find_checkpoint(source, allow_pickle)
     source_family = read_json(folder / "config.json").get("model_type", OWN)
     model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
     config = model.config
@@ -138,7 +139,7 @@ def carry_files(source: Path, target: Path) -> list[str]:
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         is_weights = name.parent == Path(".") and any(path.match(pattern) for pattern in REPLACED)
-        is_code = any(part.match(pattern) for part in (path, *path.parents) for pattern in DROPPED)
+        is_code = any(part.match(pattern) for part in (name, *name.parents) for pattern in DROPPED)
         if path.is_file() and not is_weights and not is_code and not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name)
@@ -185,18 +186,18 @@ def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
 
 
 def probes(config: BertBlocksConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ragged batches of random ids with their masks."""
+    """Ragged batches of two sequences of random ids, with their masks."""
     generator = torch.Generator().manual_seed(0)
     lengths = probe_lengths(config)
-    for start in range(0, len(lengths), 4):
-        some = lengths[start : start + 4]
-        mask = (torch.arange(max(some)) < torch.tensor(some)[:, None]).long()
+    for pair in zip(lengths, reversed(lengths), strict=True):
+        mask = (torch.arange(max(pair)) < torch.tensor(pair)[:, None]).long()
         ids = torch.randint(0, config.vocab_size, mask.shape, generator=generator)
-        special = [token for token in (config.pad_token_id, config.mask_token_id) if token is not None]
-        ids = torch.where(
-            torch.isin(ids, torch.tensor(special)), (max(special, default=0) + 1) % config.vocab_size, ids
-        )
+        # padding inside a text would be read differently by models that find padding by its id
+        is_padding = torch.eq(ids, -1 if config.pad_token_id is None else config.pad_token_id)
+        ids = torch.where(is_padding, (ids + 1) % config.vocab_size, ids)
         yield ids.masked_fill(mask == 0, config.pad_token_id or 0), mask
+        if pair[0] >= pair[1]:
+            return
 
 
 @torch.inference_mode()
@@ -213,18 +214,17 @@ def compare(
     sizes: dict[str, float] = {}
     batches = list(probes(config))
     for number, (ids, mask) in enumerate(batches, start=1):
-        expected, actual = (_outputs(model, ids, mask) for model in (reference, result))
+        expected, actual = (_real_outputs(model, ids, mask) for model in (reference, result))
         for name in expected.keys() & actual.keys():
-            one, other = expected[name], actual[name]
-            if one.shape[:2] == mask.shape:
-                one, other = one[mask == 1], other[mask == 1]
-            difference = (one - other).abs().max().item()
-            largest[name] = max(largest.get(name, 0.0), difference if difference == difference else float("inf"))
-            sizes[name] = max(sizes.get(name, 1.0), one.abs().max().item())
+            difference = (actual[name] - expected[name]).abs().max().item()
+            largest[name] = max(largest.get(name, 0.0), math.inf if math.isnan(difference) else difference)
+            sizes[name] = max(sizes.get(name, 1.0), expected[name].abs().max().item())
         on_share(number / len(batches))
     return [Difference(name, largest[name], tolerance * sizes[name]) for name in sorted(largest)]
 
 
-def _outputs(model: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def _real_outputs(model: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Every tensor that a model returns, without what it has for padding."""
     output: dict[str, Any] = model(input_ids=ids, attention_mask=mask)
-    return {name: value for name, value in output.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+    return {name: x[mask == 1] if x.shape[:2] == mask.shape else x for name, x in tensors.items()}

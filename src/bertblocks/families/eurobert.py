@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bertblocks.checks import ConfigError
-from bertblocks.config import LAYER_TYPE_ALIASES, BertBlocksConfig
+from bertblocks.config import BertBlocksConfig
 from bertblocks.families.family import Family, qkv_sizes, rule
 from bertblocks.families.rope import read_rope, write_rope
+from bertblocks.spelling import LAYER_TYPE_ALIASES, LAYER_TYPE_NAMES
 
 #: Their classifier_pooling -> our classifier_pooling and classifier_head_before_pooling. "late" averages the scores of
 #: tokens, which is to score the average of what the dense layer makes of them.
 POOLINGS = {"bos": ("cls", False), "mean": ("mean", False), "late": ("mean", True)}
-
-LAYER_NAMES = {kind: name for name, kind in LAYER_TYPE_ALIASES.items()}
 
 KEYS: dict[str, str | None] = {
     "num_kv_heads": "num_key_value_heads",
@@ -148,7 +147,7 @@ def read_ultrabert(theirs: Any) -> dict[str, Any]:
 
 def write_ultrabert(ours: BertBlocksConfig) -> dict[str, Any]:
     return {
-        "layer_types": [LAYER_NAMES[kind] for kind in ours.layer_types],
+        "layer_types": [LAYER_TYPE_NAMES[kind] for kind in ours.layer_types],
         "sliding_window": ours.local_attention_window_size // 2,
         "rope_parameters": {
             "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),

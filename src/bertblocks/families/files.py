@@ -27,11 +27,11 @@ def read_checkpoint(
     source: str | Path, allow_pickle: bool = False, on_share: OnShare = lambda share: None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config values and tensors of a checkpoint folder or hub id."""
-    folder = find_checkpoint(source)
+    folder = find_checkpoint(source, allow_pickle)
     return read_json(folder / "config.json"), read_tensors(folder, allow_pickle, on_share)
 
 
-def find_checkpoint(source: str | Path) -> Path:
+def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
     """A folder as it is; a hub id downloaded."""
     folder = Path(source)
     if folder.is_dir():
@@ -41,7 +41,8 @@ def find_checkpoint(source: str | Path) -> Path:
         raise FileNotFoundError(f"{text} is no folder with a checkpoint.")
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *(["*.bin"] if allow_pickle else [])]
+    return Path(snapshot_download(text, allow_patterns=patterns))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertblocks.config import LAYER_TYPE_ALIASES, BertBlocksConfig
+from bertblocks.config import BertBlocksConfig
 from bertblocks.families.family import Family, rule
 from bertblocks.families.rope import read_rope, write_rope
+from bertblocks.spelling import LAYER_TYPE_ALIASES, LAYER_TYPE_NAMES
 
 #: transformers keeps the masked-LM head for classifiers.
 CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    layer_types = [LAYER_TYPE_ALIASES[kind] for kind in theirs.layer_types]
+    layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in theirs.layer_types]
     theta, scaling = read_rope(theirs.rope_parameters["full_attention"])
     local_theta, local_scaling = read_rope(theirs.rope_parameters["sliding_attention"])
     return {
@@ -32,9 +33,8 @@ def read_rest(theirs: Any) -> dict[str, Any]:
 
 
 def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
-    names = {kind: name for name, kind in LAYER_TYPE_ALIASES.items()}
     return {
-        "layer_types": [names[kind] for kind in ours.layer_types],
+        "layer_types": [LAYER_TYPE_NAMES[kind] for kind in ours.layer_types],
         "rope_parameters": {
             "full_attention": write_rope(ours.rope_theta, ours.rope_scaling),
             "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),
