@@ -81,7 +81,7 @@ proof. A full disk or an interrupted proof leaves no DST.
 
 **Carried along:** every file of SRC that is neither its weights nor its config nor code, such as tokenizer files, the
 modules of sentence-transformers with their weights, and the model card. Not carried: weights in other formats beside
-the config (`*.bin`, `*.h5`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx` and names
+the config (`*.bin`, `*.h5`, `*.msgpack`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx` and names
 that begin with `.git`. Of a hub id only JSON, safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only
 these are carried.
 
