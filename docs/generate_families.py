@@ -72,7 +72,7 @@ cannot hold the model is an error.
 its format: transformers where the family opens there, BertBlocks otherwise. The probes are ragged batches of random
 ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512, or as many as learned
 positions allow. Every output that both have is compared (hidden states, pooler output, logits), on real tokens only.
-The largest difference may be `--tolerance` (1e-4) times the size of that output: its largest number, or 1 if that is
+The largest difference may be `--tolerance` (3e-5) times the size of that output: its largest number, or 1 if that is
 more. If one output differs by more, the command ends with exit code 1 and DST is not written. Between two formats that
 only BertBlocks runs, the proof compares two readings by BertBlocks.
 
@@ -81,8 +81,8 @@ proof. A full disk or an interrupted proof leaves no DST.
 
 **Carried along:** every file of SRC that is neither its weights nor its config nor code, such as tokenizer files, the
 modules of sentence-transformers with their weights, and the model card. Not carried: weights in other formats beside
-the config (`*.bin`, `*.h5`, `*.msgpack`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx` and names
-that begin with `.git`. Of a hub id only JSON, safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only
+the config (`*.bin`, `*.h5`, `*.msgpack`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx`, names
+that begin with `.git`, and, with a note, `*.bin` unless pickles are allowed. Of a hub id only JSON, safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only
 these are carried.
 
 **Pickles.** Only safetensors are read. `--allow-pickle`, or `allow_pickle=True` of `convert` and `from_huggingface`,

@@ -241,6 +241,83 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs", "wrote"]
 
 
+@pytest.mark.parametrize("to", ["bert", "bertblocks"])
+def test_a_disk_that_fills_up_for_real(tmp_path, to):
+    """The system refuses to write more than a few kilobytes."""
+    save_reference(tmp_path / "theirs")
+    code = f"""
+import resource, signal
+from bertblocks.cli.main import main
+import bertblocks.families.convert, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.argv = ["bertblocks", "convert", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--to", {to!r}]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("architectures", "message"),
+    [(["Foo"], "architectures is ['Foo']"), ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'")],
+)
+def test_a_class_that_is_not_ours_is_refused(tmp_path, architectures, message):
+    BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
+    config = tmp_path / "own" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": architectures}))
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "own"), str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_weights_that_are_left_unread_are_named(tmp_path):
+    BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
+    config = tmp_path / "own" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": None}))
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "own"), str(tmp_path / "out")])
+    assert result.exit_code == 0
+    assert "note:" in result.stderr
+    assert "also has decoder, head, which are not read" in result.stderr
+
+
+def test_pickles_in_subfolders_are_left_behind_and_named(tmp_path):
+    save_reference(tmp_path / "theirs")
+    (tmp_path / "theirs" / "2_Dense").mkdir()
+    (tmp_path / "theirs" / "2_Dense" / "pytorch_model.bin").touch()
+    with pytest.warns(UserWarning, match="2_Dense/pytorch_model.bin is a pickle and was left behind"):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours" / "2_Dense").exists()
+
+
+def test_a_tokenizer_of_few_files_still_opens_after_conversion(tmp_path):
+    save_reference(tmp_path / "theirs")
+    (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    for folder in ("theirs", "ours"):
+        _, tokenizer = bertblocks.load(tmp_path / folder)
+        assert tokenizer("cat").input_ids == [2, 5, 3]
+
+
+def test_the_proof_sees_token_types_and_wide_windows(tmp_path, monkeypatch):
+    save_reference(tmp_path / "theirs")
+    right = conversions.save_huggingface
+
+    def wrong(model, folder, *args):
+        with torch.no_grad():
+            model.embedding.token_type.weight[1] += torch.randn(32)
+        return right(model, folder, *args)
+
+    monkeypatch.setattr(conversions, "save_huggingface", wrong)
+    with pytest.raises(ProofError, match="differs by"):
+        convert(tmp_path / "theirs", tmp_path / "copy", to="bert")
+    wide = BertBlocksConfig.from_preset("modernbert-base", local_attention_window_size=1200)
+    assert {600, 601, 1200, 1201} <= set(probe_lengths(wide))
+
+
 def test_what_is_asked_for_must_make_sense(tmp_path):
     save_reference(tmp_path / "theirs")
     (tmp_path / "full").mkdir()
@@ -250,6 +327,9 @@ def test_what_is_asked_for_must_make_sense(tmp_path):
         (["theirs", "out", "--to", "berrt"], "did you mean 'bert'?"),
         (["theirs", "out", "--to", "modernbert"], "a modernbert checkpoint has"),
         (["nowhere", "out"], "is no folder with a checkpoint"),
+        (["theirs", "theirs/out"], "lies inside"),
+        (["theirs", "out", "--tolerance", "0"], "tolerance is 0.0; it must be a number greater than 0"),
+        (["theirs", "out", "--tolerance", "nan"], "tolerance is nan"),
     ):
         paths = [str(tmp_path / part) for part in arguments[:2]]
         result = CliRunner().invoke(app, ["convert", *paths, *arguments[2:]])

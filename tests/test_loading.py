@@ -130,13 +130,13 @@ def damage(folder, how: str) -> None:
             "extra in the encoder",
             r"has 'model\.encoder\.layers\.7\.attention\.qkv\.weight', which its config has no place",
         ),
-        ("wrong shape", r"(?i)mismatch|size|shape"),
+        ("wrong shape", r"its weights have other shapes than its config asks for"),
     ],
 )
 def test_bad_files_are_errors_and_never_half_loaded(tmp_path, how, message):
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, how)
-    with pytest.raises((OSError, ValueError, RuntimeError), match=message):
+    with pytest.raises((OSError, ValueError), match=message):
         BertBlocksForMaskedLM.from_pretrained(tmp_path)
 
 

@@ -27,7 +27,7 @@ def convert(
     ] = "bertblocks",
     tolerance: Annotated[
         float, typer.Option(help="The largest difference allowed, as a share of an output's size (at least of 1).")
-    ] = 1e-4,
+    ] = 3e-5,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read .bin files too: tensors only, nothing that could run.")
     ] = False,

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,20 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
 from bertblocks.families import FAMILIES, get_family, save_huggingface
 from bertblocks.families.files import MAX_SHARD_BYTES, OnShare, find_checkpoint, read_json
-from bertblocks.families.load import load_model
+from bertblocks.families.load import has_tokenizer, load_model
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 
 OWN = BertBlocksConfig.model_type
+#: The largest honest differences seen are a few 1e-6 of an output's size.
+DEFAULT_TOLERANCE = 3e-5
 #: Files of a folder that hold its config or weights; all others are carried along as they are.
 REPLACED = (
     "config.json",
@@ -71,7 +76,7 @@ def convert(
     source: str | Path,
     target: str | Path,
     to: str = OWN,
-    tolerance: float = 1e-4,
+    tolerance: float = DEFAULT_TOLERANCE,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     allow_pickle: bool = False,
     on_progress: Callable[[str, float], None] = lambda step, share: None,
@@ -86,9 +91,13 @@ def convert(
     target = Path(target)
     if to not in (OWN, "native"):
         get_family(to)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if not 0 < tolerance < math.inf:
+        raise ValueError(f"tolerance is {tolerance}; it must be a number greater than 0.")
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
     folder = find_checkpoint(source, allow_pickle)
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
     source_family = read_json(folder / "config.json").get("model_type", OWN)
     model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
     config = model.config
@@ -100,7 +109,10 @@ def convert(
         target_family, refusal = _write(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
-        carried = carry_files(folder, scratch)
+        carried = carry_files(folder, scratch, allow_pickle)
+        if target_family == OWN and has_tokenizer(scratch) and not (scratch / "tokenizer.json").exists():
+            # a family's name alone may tell transformers which tokenizer reads such files; ours does not
+            AutoTokenizer.from_pretrained(folder).save_pretrained(scratch)
         # never more than two models in memory
         reference = model if _is_ours(source_family) else _open_natively(folder, source_family, task)
         del model
@@ -129,21 +141,27 @@ def _write(
             if to != "native":
                 raise
             refusal = str(error)
-    model.save_pretrained(folder, max_shard_size=max_shard_bytes)
+    try:
+        model.save_pretrained(folder, max_shard_size=max_shard_bytes)
+    except SafetensorError as error:
+        raise OSError(f"{folder} could not be written: {error}.") from error
     return OWN, refusal
 
 
-def carry_files(source: Path, target: Path) -> list[str]:
+def carry_files(source: Path, target: Path, allow_pickle: bool = False) -> list[str]:
     """Copies what is neither weights nor config nor code: tokenizer, sentence-transformers modules, README."""
+    dropped = DROPPED if allow_pickle else (*DROPPED, "*.bin")
     carried = []
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         is_weights = name.parent == Path(".") and any(path.match(pattern) for pattern in REPLACED)
-        is_code = any(part.match(pattern) for part in (name, *name.parents) for pattern in DROPPED)
+        is_code = any(part.match(pattern) for part in (name, *name.parents) for pattern in dropped)
         if path.is_file() and not is_weights and not is_code and not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name)
             carried.append(str(name))
+        elif path.suffix == ".bin" and not is_weights:
+            warnings.warn(f"{name} is a pickle and was left behind.", stacklevel=3)
     return carried
 
 
@@ -175,12 +193,12 @@ def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
 
 def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
     """Short ones, both sides of every window edge, and as long as positions allow, up to `longest`."""
-    room = longest
+    half = config.local_attention_window_size // 2 if "local" in config.layer_types else 0
+    room = max(longest, 3 * half + 2)
     if config.embd_pos_enc_kind == "learned":
-        room = min(longest, config.max_position_embeddings - config.position_offset)
+        room = min(room, config.max_position_embeddings - config.position_offset)
     edges = {1, 2, 7, room}
-    if "local" in config.layer_types:
-        half = config.local_attention_window_size // 2
+    if half:
         edges |= {half, half + 1, 2 * half, 2 * half + 1, 3 * half + 2}
     return sorted(length for length in edges if 0 < length <= room)
 
@@ -214,17 +232,23 @@ def compare(
     sizes: dict[str, float] = {}
     batches = list(probes(config))
     for number, (ids, mask) in enumerate(batches, start=1):
-        expected, actual = (_real_outputs(model, ids, mask) for model in (reference, result))
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if config.type_vocab_size > 1:
+            inputs["token_type_ids"] = ids % config.type_vocab_size
+        expected, actual = (_real_outputs(model, inputs) for model in (reference, result))
         for name in expected.keys() & actual.keys():
             difference = (actual[name] - expected[name]).abs().max().item()
             largest[name] = max(largest.get(name, 0.0), math.inf if math.isnan(difference) else difference)
             sizes[name] = max(sizes.get(name, 1.0), expected[name].abs().max().item())
         on_share(number / len(batches))
+    if not largest:
+        raise ProofError("The two models have no output in common; nothing was written.")
     return [Difference(name, largest[name], tolerance * sizes[name]) for name in sorted(largest)]
 
 
-def _real_outputs(model: nn.Module, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def _real_outputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor that a model returns, without what it has for padding."""
-    output: dict[str, Any] = model(input_ids=ids, attention_mask=mask)
+    output: dict[str, Any] = model(**inputs)
+    mask = inputs["attention_mask"]
     tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}
     return {name: x[mask == 1] if x.shape[:2] == mask.shape else x for name, x in tensors.items()}

@@ -188,7 +188,7 @@ class Family:
             if isinstance(self.config_class, type):
                 return self.config_class.from_dict(values)
             return getattr(transformers, self.config_class).from_dict(values)
-        except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"This is no valid {self.name} config: {' '.join(str(error).split())}") from error
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:

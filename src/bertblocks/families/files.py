@@ -130,14 +130,21 @@ def write_tensors(
         shards[-1][name] = tensor.contiguous()
         size += tensor.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / SINGLE, metadata={"format": "pt"})
+        _save(shards[0], folder / SINGLE)
         return
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        _save(shard, folder / file)
         weight_map.update(dict.fromkeys(shard, file))
         on_share(number / len(shards))
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}.") from error

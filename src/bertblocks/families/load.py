@@ -16,7 +16,14 @@ from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.registry import nearest
 
 #: Any of these makes a folder one with a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 
 
 def load(
@@ -39,8 +46,11 @@ def load(
     """
     folder = find_checkpoint(path_or_id)
     model = load_model(folder, task, dtype)
-    has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
-    return model, AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
+    return model, AutoTokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def load_model(
@@ -54,12 +64,23 @@ def load_model(
     values = read_json(folder / "config.json")
     if values.get("model_type", BertBlocksConfig.model_type) != BertBlocksConfig.model_type:
         return read_model(folder, task, dtype, allow_pickle, on_share)
-    tasks = {kind.__name__: name for name, kind in TASK_MODELS.items()}
-    task = task or tasks.get((values.get("architectures") or [""])[0], "base")
+    is_whole = task is None
+    task = task or _task_of(values.get("architectures"), folder)
     if task not in TASK_MODELS:
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASK_MODELS)}{nearest(task, TASK_MODELS)}.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model, info = TASK_MODELS[task].from_pretrained(folder, output_loading_info=True, **options)
     if fresh := sorted({key.split(".")[0] for key in info["missing_keys"]}):
         warnings.warn(f"{folder} has no {', '.join(fresh)}: made fresh, to be trained.", stacklevel=3)
+    if is_whole and (unread := sorted({key.split(".")[0] for key in info["unexpected_keys"]})):
+        warnings.warn(f"{folder} also has {', '.join(unread)}, which are not read.", stacklevel=3)
     return model.eval()
+
+
+def _task_of(architectures: Any, folder: Path) -> str:
+    tasks = {kind.__name__: name for name, kind in TASK_MODELS.items()}
+    if architectures is None:
+        return "base"
+    if not isinstance(architectures, list) or not architectures or architectures[0] not in tasks:
+        raise ValueError(f"{folder}: architectures is {architectures!r}; it must name one of {', '.join(tasks)}.")
+    return tasks[architectures[0]]

@@ -70,6 +70,12 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             )
         except SafetensorError as error:
             raise OSError(f"{pretrained_model_name_or_path}: its safetensors file is damaged ({error}).") from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise OSError(
+                f"{pretrained_model_name_or_path}: its weights have other shapes than its config asks for."
+            ) from error
         _refuse_partial_load(model, info, pretrained_model_name_or_path)
         return (model, info) if want_info else model
 
