@@ -82,8 +82,8 @@ proof. A full disk or an interrupted proof leaves no DST.
 **Carried along:** every file of SRC that is neither its weights nor its config nor code, such as tokenizer files, the
 modules of sentence-transformers with their weights, and the model card. Not carried: weights in other formats beside
 the config (`*.bin`, `*.h5`, `*.msgpack`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx`, names
-that begin with `.git`, and, with a note, `*.bin` unless pickles are allowed. Of a hub id only JSON, safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only
-these are carried.
+that begin with `.git`, and, with a note, `*.bin` unless pickles are allowed. Of a hub id only JSON,
+safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only these are carried.
 
 **Pickles.** Only safetensors are read. `--allow-pickle`, or `allow_pickle=True` of `convert` and `from_huggingface`,
 reads `pytorch_model.bin` too where there are no safetensors. It takes tensors only; a file that holds anything else is
