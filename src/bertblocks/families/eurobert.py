@@ -7,8 +7,7 @@ from typing import Any
 from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
 from bertblocks.families.family import Family, qkv_sizes, rule
-from bertblocks.families.rope import read_rope, write_rope
-from bertblocks.spelling import LAYER_TYPE_ALIASES, LAYER_TYPE_NAMES
+from bertblocks.families.rope import read_layers, read_rope, write_layers, write_rope
 
 #: Their classifier_pooling -> our classifier_pooling and classifier_head_before_pooling. "late" averages the scores of
 #: tokens, which is to score the average of what the dense layer makes of them.
@@ -122,38 +121,13 @@ EUROBERT = Family(
 # ---------------------------------------------------------------------- UltraBERT
 
 
-def read_layer_rope(theirs: Any, kind: str, other: str) -> tuple[float, dict[str, Any] | None]:
-    """RoPE of one kind of layers; a kind that no layer has may be left out."""
-    is_named = kind in theirs.layer_types or kind in theirs.rope_parameters
-    return read_rope(theirs.rope_parameters.get(kind if is_named else other))
-
-
 def read_ultrabert(theirs: Any) -> dict[str, Any]:
-    layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in theirs.layer_types]
-    theta, scaling = read_layer_rope(theirs, "full_attention", "sliding_attention")
-    local_theta, local_scaling = read_layer_rope(theirs, "sliding_attention", "full_attention")
-    return {
-        **read_biases(theirs),
-        "layer_types": layer_types,
-        "local_attention": "local" in layer_types,
-        # theirs is the reach on either side
-        "local_attention_window_size": 2 * theirs.sliding_window,
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "local_rope_theta": local_theta,
-        "local_rope_scaling": local_scaling,
-    }
+    # their window is the reach on either side
+    return {**read_biases(theirs), **read_layers(theirs), "local_attention_window_size": 2 * theirs.sliding_window}
 
 
 def write_ultrabert(ours: BertBlocksConfig) -> dict[str, Any]:
-    return {
-        "layer_types": [LAYER_TYPE_NAMES[kind] for kind in ours.layer_types],
-        "sliding_window": ours.local_attention_window_size // 2,
-        "rope_parameters": {
-            "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),
-            "full_attention": write_rope(ours.rope_theta, ours.rope_scaling),
-        },
-    }
+    return {**write_layers(ours), "sliding_window": ours.local_attention_window_size // 2}
 
 
 ULTRABERT = Family(

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertblocks.config import BertBlocksConfig
 from bertblocks.families.family import Family, rule
-from bertblocks.families.rope import read_rope, write_rope
-from bertblocks.spelling import LAYER_TYPE_ALIASES, LAYER_TYPE_NAMES
+from bertblocks.families.rope import read_layers, write_layers
 
 #: transformers keeps the masked-LM head for classifiers.
 CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in theirs.layer_types]
-    theta, scaling = read_rope(theirs.rope_parameters["full_attention"])
-    local_theta, local_scaling = read_rope(theirs.rope_parameters["sliding_attention"])
     return {
-        "layer_types": layer_types,
-        "local_attention": "local" in layer_types,
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "local_rope_theta": local_theta,
-        "local_rope_scaling": local_scaling,
+        **read_layers(theirs),
         "attention_out_bias": theirs.attention_bias,
         "attention_output_dropout": theirs.attention_dropout,
         "mlp_out_bias": theirs.mlp_bias,
         "mlm_head_act": theirs.classifier_activation,
         "mlm_head_bias": theirs.classifier_bias,
-    }
-
-
-def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
-    return {
-        "layer_types": [LAYER_TYPE_NAMES[kind] for kind in ours.layer_types],
-        "rope_parameters": {
-            "full_attention": write_rope(ours.rope_theta, ours.rope_scaling),
-            "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),
-        },
     }
 
 
@@ -88,7 +68,7 @@ MODERNBERT = Family(
     },
     required={},
     read_rest=read_rest,
-    write_rest=write_rest,
+    write_rest=write_layers,
     encoder_rules=(
         rule("embedding.token", "embeddings.tok_embeddings"),
         rule("embedding.norm", "embeddings.norm"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bertblocks.checks import ConfigError
+from bertblocks.config import BertBlocksConfig
+from bertblocks.spelling import LAYER_TYPE_ALIASES, LAYER_TYPE_NAMES
 
 
 def read_rope(parameters: Any) -> tuple[float, dict[str, Any] | None]:
@@ -23,3 +25,34 @@ def read_rope(parameters: Any) -> tuple[float, dict[str, Any] | None]:
 
 def write_rope(theta: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
     return {"rope_theta": theta, **(scaling or {"rope_type": "default"})}
+
+
+def read_layers(theirs: Any) -> dict[str, Any]:
+    """Our keys for `layer_types` and `rope_parameters` by kind of layer, as ModernBERT and UltraBERT have them."""
+    layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in theirs.layer_types]
+    theta, scaling = _read_kind(theirs, "full_attention", "sliding_attention")
+    local_theta, local_scaling = _read_kind(theirs, "sliding_attention", "full_attention")
+    return {
+        "layer_types": layer_types,
+        "local_attention": "local" in layer_types,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "local_rope_theta": local_theta,
+        "local_rope_scaling": local_scaling,
+    }
+
+
+def _read_kind(theirs: Any, kind: str, other: str) -> tuple[float, dict[str, Any] | None]:
+    """RoPE of one kind of layers; a kind that no layer has may be left out."""
+    is_named = kind in theirs.layer_types or kind in theirs.rope_parameters
+    return read_rope(theirs.rope_parameters.get(kind if is_named else other))
+
+
+def write_layers(ours: BertBlocksConfig) -> dict[str, Any]:
+    return {
+        "layer_types": [LAYER_TYPE_NAMES[kind] for kind in ours.layer_types],
+        "rope_parameters": {
+            "full_attention": write_rope(ours.rope_theta, ours.rope_scaling),
+            "sliding_attention": write_rope(ours.local_rope_theta, ours.local_rope_scaling),
+        },
+    }
