@@ -12,6 +12,7 @@ from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
 from bertblocks.cli.families import families
 from bertblocks.cli.presets import presets
+from bertblocks.cli.schema import schema
 
 app = typer.Typer(
     help="Build, bring, pretrain, fine-tune and run any BERT-like encoder from one config.",
@@ -24,6 +25,7 @@ app.command()(compare)
 app.command()(presets)
 app.command()(convert)
 app.command()(families)
+app.command()(schema)
 
 
 def _show_version(wanted: bool) -> None:

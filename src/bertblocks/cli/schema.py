@@ -1,0 +1,11 @@
+"""`bertblocks schema`: what a recipe may say, for editors and other programs."""
+
+from __future__ import annotations
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes."""
+    from bertblocks.cli.output import print_json
+    from bertblocks.training.recipe import Recipe
+
+    print_json(Recipe.model_json_schema())

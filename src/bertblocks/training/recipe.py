@@ -1,0 +1,104 @@
+"""Recipes: one strict YAML file that says everything about a pretraining run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from bertblocks.registry import nearest
+from bertblocks.training.amounts import Amount
+from bertblocks.training.recipe_files import RecipeError, override, read_section, read_yaml
+from bertblocks.training.sections import (
+    WSD,
+    AdamW,
+    Corpus,
+    MaskedLM,
+    Model,
+    Objective,
+    Optimizer,
+    Phase,
+    Run,
+    Schedule,
+    Section,
+    Source,
+    Tokenizer,
+)
+
+
+class Recipe(Section):
+    """A pretraining run."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "demo"
+    description: str = ""
+    model: Model = Model(
+        preset="modernbert-base",
+        config={
+            "hidden_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 384,
+            "max_position_embeddings": 128,
+        },
+    )
+    tokenizer: Tokenizer = Tokenizer()
+    corpus: Corpus = Corpus(sources=[Source(builtin="docstrings")])
+    objective: Objective = MaskedLM()
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = WSD()
+    phases: Annotated[list[Phase], Field(min_length=1)] = [
+        Phase(duration=Amount(1000, "steps"), length=128, batch_tokens=4096)
+    ]
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Recipe:
+        names = [source.name for source in self.corpus.sources]
+        for index, phase in enumerate(self.phases):
+            for name in phase.mixture or ():
+                if name not in names:
+                    raise ValueError(
+                        f"phases.{index}.mixture names {name!r}, which is no source{nearest(name, names)}; "
+                        f"there are {', '.join(names)}"
+                    )
+            if phase.mask_rate is not None and not isinstance(self.objective, MaskedLM):
+                raise ValueError(f"phases.{index}.mask_rate has no meaning for objective {self.objective.kind}")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run.folder or f"runs/{self.name}")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the library."""
+    folder = resources.files("bertblocks.recipes")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file or of a shipped name (None: the demo), changed by overrides such as `optimizer.lr=2e-3`.
+
+    Example:
+        >>> read_recipe(overrides=["optimizer.lr=2e-3", "phases.0.duration=1M tokens"]).optimizer.lr
+        0.002
+    """
+    values, origin = ({}, "the demo recipe") if source is None else _find(str(source))
+    for assignment in overrides:
+        override(Recipe, values, assignment)
+    return read_section(Recipe, values, origin)
+
+
+def _find(source: str) -> tuple[dict[str, Any], str]:
+    path = Path(source)
+    if not path.exists() and source in recipe_names():
+        path = Path(str(resources.files("bertblocks.recipes") / f"{source}.yaml"))
+    elif not path.exists():
+        raise RecipeError(
+            f"{source} is neither a file nor a recipe that comes with BertBlocks{nearest(source, recipe_names())}; "
+            f"there are {', '.join(recipe_names())}."
+        )
+    return {"name": path.stem, **read_yaml(path)}, str(path)
