@@ -1,0 +1,86 @@
+"""Which column of a table is what: as the caller says, else by well-known names, else by what the cells look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bertblocks.registry import nearest
+from bertblocks.tasks.records import DataError, Records, is_number
+
+#: Names that columns go by in common data sets, best first.
+KNOWN_NAMES = {
+    "text": ["text", "sentence1", "text1", "premise", "question1", "query", "anchor", "question", "sentence"],
+    "text_pair": ["text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"],
+    "negative": ["negative", "hard_negative"],
+    "label": ["label", "labels", "category", "class", "intent", "score", "target", "similarity", "sentiment", "stars"],
+    "words": ["words", "tokens"],
+    "tags": ["tags", "ner_tags", "pos_tags", "labels"],
+    "spans": ["spans", "entities"],
+    "id": ["id"],
+    "question": ["question"],
+    "context": ["context", "passage"],
+    "answers": ["answers", "answer"],
+}
+
+
+def choose_columns(
+    records: Records, needed: Sequence[str], optional: Sequence[str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Maps roles to columns of `records`; a role in `given` is taken as said.
+
+    Example:
+        >>> records = Records("a.csv", ["sentence1", "sentence2", "score"], [{}], [2])
+        >>> choose_columns(records, ["text", "label"], ["text_pair"], {})
+        {'text': 'sentence1', 'label': 'score', 'text_pair': 'sentence2'}
+    """
+    chosen: dict[str, str] = {}
+    for role, column in given.items():
+        if column not in records.columns:
+            raise DataError(
+                f"{records.source}: there is no column {column!r} for {role}; the columns are "
+                f"{', '.join(records.columns)}{nearest(column, records.columns)}."
+            )
+        chosen[role] = column
+    free = [column for column in records.columns if column not in chosen.values()]
+    for role in (*needed, *optional):
+        named = [name for name in KNOWN_NAMES[role] if name in free]
+        if role not in chosen and named:
+            chosen[role] = named[0]
+            free.remove(named[0])
+    missing = [role for role in needed if role not in chosen]
+    if missing:
+        _guess(records, missing, optional, chosen, free)
+    lacking = [role for role in needed if role not in chosen]
+    if lacking:
+        raise DataError(
+            f"{records.source}: no column looks like {lacking[0]}; the columns are {', '.join(records.columns)}: "
+            f"say which with {lacking[0]}=COLUMN."
+        )
+    return chosen
+
+
+def _guess(
+    records: Records, missing: list[str], optional: Sequence[str], chosen: dict[str, str], free: list[str]
+) -> None:
+    """Long and varied strings are texts, in order; of the rest, numbers or few values are labels."""
+    sample = records.rows[:1000]
+
+    def is_text(column: str) -> bool:
+        cells = [row[column] for row in sample]
+        if not all(isinstance(cell, str) for cell in cells) or all(is_number(cell) for cell in cells):
+            return False
+        return len(set(cells)) > len(cells) / 2 or any(" " in cell.strip() for cell in cells)
+
+    texts = [column for column in free if is_text(column)]
+    others = [column for column in free if column not in texts]
+    for role in ("text", "text_pair", "negative"):
+        if texts and role not in chosen and (role in missing or role in optional):
+            chosen[role] = texts.pop(0)
+    if "label" in missing and len(others) == 1:
+        chosen["label"] = others[0]
+
+
+def write_columns(chosen: Mapping[str, str], records: Records) -> str:
+    """What was chosen, for the screen."""
+    header = "" if records.has_header else " (no header)"
+    return ", ".join(f"{role}={column}" for role, column in chosen.items()) + header
