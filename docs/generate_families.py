@@ -121,8 +121,8 @@ print(config.num_hidden_layers, config.embd_pos_enc_kind, config.norm_eps)  # 12
 
 - An ELECTRA discriminator is read as its encoder. Its head, which tells replaced tokens, has no model here and is
   dropped, with a warning.
-- A `ForPreTraining` checkpoint of BERT, Megatron-BERT, ALBERT or Nomic BERT is read as a masked-LM model. Its
-  next-sentence or sentence-order head and its pooler are dropped, with a warning.
+- A `ForPreTraining` checkpoint of ALBERT or Nomic BERT is read as a masked-LM model. Its sentence-order or
+  next-sentence head and its pooler are dropped, with a warning.
 - A checkpoint that is read for another task than its own is read without its own head.
 - Of BERT's and ALBERT's two masked-LM biases the one at `decoder.bias` is read, as transformers uses it. The other is
   dropped where it differs, and written as a copy.

@@ -28,7 +28,7 @@ from bertblocks.anatomy.memory import LABELLED_SHARE
 from bertblocks.models import TASK_MODELS
 from helpers import tiny_config
 
-TASKS = ["base", "masked-lm", "sequence-classification", "token-classification", "question-answering"]
+TASKS = ["base", "masked-lm", "pretraining", "sequence-classification", "token-classification", "question-answering"]
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bert": {},
     "modern": {

@@ -197,8 +197,11 @@ def test_published_megatron_bert_with_its_next_sentence_head(tmp_path):
     save_tensors(tmp_path, tensors, {**theirs.config.to_dict(), "architectures": ["MegatronBertForPreTraining"]})
     ids, mask = zero_padded()
     with torch.no_grad():
-        expected, actual = theirs(ids, mask).prediction_logits, from_huggingface(tmp_path)(ids, mask).logits
-    torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
+        expected, actual = theirs(ids, mask), from_huggingface(tmp_path)(ids, mask)
+    torch.testing.assert_close(
+        actual.prediction_logits[mask == 1], expected.prediction_logits[mask == 1], atol=1e-5, rtol=1e-5
+    )
+    torch.testing.assert_close(actual.seq_relationship_logits, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):

@@ -15,6 +15,7 @@ from helpers import tiny_config
 AUTO_CLASSES = {
     "base": "AutoModel",
     "masked-lm": "AutoModelForMaskedLM",
+    "pretraining": "AutoModelForPreTraining",
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",

@@ -480,6 +480,8 @@ class Examples(torch.utils.data.Dataset):
             else:
                 item["input_ids"] = padded[0] % 3 + 5  # three words are quickly learned to be all there are
                 item["labels"] = torch.where(mask[0] == 1, item["input_ids"], -100)
+            if task == "pretraining":
+                item["order_labels"] = item["input_ids"][0] % 2
             self.items.append(item)
 
     def __len__(self) -> int:

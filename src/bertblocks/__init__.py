@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertblocks.layout import SequenceLayout as SequenceLayout
     from bertblocks.models import BertBlocksForMaskedDiffusion as BertBlocksForMaskedDiffusion
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
+    from bertblocks.models import BertBlocksForPreTraining as BertBlocksForPreTraining
     from bertblocks.models import BertBlocksForQuestionAnswering as BertBlocksForQuestionAnswering
     from bertblocks.models import BertBlocksForSequenceClassification as BertBlocksForSequenceClassification
     from bertblocks.models import BertBlocksForTokenClassification as BertBlocksForTokenClassification
@@ -42,6 +43,7 @@ _HOMES = {
     "BertBlocksConfig": "config",
     "BertBlocksForMaskedDiffusion": "models",
     "BertBlocksForMaskedLM": "models",
+    "BertBlocksForPreTraining": "models",
     "BertBlocksForQuestionAnswering": "models",
     "BertBlocksForSequenceClassification": "models",
     "BertBlocksForTokenClassification": "models",

@@ -22,7 +22,8 @@ FEED_FORWARD, HEAD = "feed-forward", "head"
 def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]:
     """FLOPs of one sequence of `length` tokens, by part and in all.
 
-    Every linear layer sees every token, but the heads of `BertBlocksModel` and of sequence classification see one row.
+    Every linear layer sees every token, but the heads of `BertBlocksModel` and of sequence classification, and the one
+    that tells the order of segments, see one row.
     The masked-LM head scores all tokens here, as it does outside of training. A layer counts every time that it runs.
     """
     one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
@@ -33,7 +34,7 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
         if isinstance(module, nn.Linear):
             part = part_of(name)
-            rows = 1 if part == HEAD and one_row else length
+            rows = 1 if part == HEAD and (one_row or path[0] in ("pooler", "order")) else length
             flops = 2 * rows * module.in_features * module.out_features
             names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
             counts[names.get(part, part)] += times * flops

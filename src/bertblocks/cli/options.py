@@ -14,6 +14,7 @@ SOURCE_HELP = (
 TaskName = Literal[
     "base",
     "masked-lm",
+    "pretraining",
     "sequence-classification",
     "token-classification",
     "question-answering",

@@ -8,6 +8,14 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.families.family import Family, refuse_relative_positions, rule
 
 ATTENTION = "encoder.layer.{i}.attention"
+MASKED_LM_RULES = (
+    rule("head.dense", "cls.predictions.transform.dense"),
+    rule("head.norm", "cls.predictions.transform.LayerNorm"),
+    rule("decoder.weight", "cls.predictions.decoder.weight"),
+    rule("decoder.bias", "cls.predictions.bias"),
+    # the one that counts when the decoder is not tied
+    rule("decoder.bias", "cls.predictions.decoder.bias"),
+)
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
@@ -39,11 +47,11 @@ BERT = Family(
     model_classes={
         "base": "BertModel",
         "masked-lm": "BertForMaskedLM",
+        "pretraining": "BertForPreTraining",
         "sequence-classification": "BertForSequenceClassification",
         "token-classification": "BertForTokenClassification",
         "question-answering": "BertForQuestionAnswering",
     },
-    aliases={"BertForPreTraining": "masked-lm"},
     prefix="bert",
     pooler_option="add_pooling_layer",
     keys={
@@ -76,18 +84,12 @@ BERT = Family(
     ),
     head_rules={
         "base": (),
-        "masked-lm": (
-            rule("head.dense", "cls.predictions.transform.dense"),
-            rule("head.norm", "cls.predictions.transform.LayerNorm"),
-            rule("decoder.weight", "cls.predictions.decoder.weight"),
-            rule("decoder.bias", "cls.predictions.bias"),
-            # the one that counts when the decoder is not tied
-            rule("decoder.bias", "cls.predictions.decoder.bias"),
-        ),
+        "masked-lm": MASKED_LM_RULES,
+        "pretraining": (*MASKED_LM_RULES, rule("order", "cls.seq_relationship")),
         "sequence-classification": (rule("classifier", "classifier"),),
         "token-classification": (rule("tagger", "classifier"),),
         "question-answering": (rule("spans", "qa_outputs"),),
     },
-    ignored=(r"position_ids$", r"^cls\.seq_relationship\.", r"^pooler\."),
+    ignored=(r"position_ids$", r"^pooler\."),
     renamed={r"\.gamma$": ".weight", r"\.beta$": ".bias"},
 )

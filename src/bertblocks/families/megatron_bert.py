@@ -28,11 +28,11 @@ MEGATRON_BERT = Family(
     model_classes={
         "base": "MegatronBertModel",
         "masked-lm": "MegatronBertForMaskedLM",
+        "pretraining": "MegatronBertForPreTraining",
         "sequence-classification": "MegatronBertForSequenceClassification",
         "token-classification": "MegatronBertForTokenClassification",
         "question-answering": "MegatronBertForQuestionAnswering",
     },
-    aliases={"MegatronBertForPreTraining": "masked-lm"},
     prefix=BERT.prefix,
     pooler_option=BERT.pooler_option,
     keys=BERT.keys,

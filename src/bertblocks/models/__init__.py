@@ -4,6 +4,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -14,6 +15,7 @@ from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.masked_diffusion import BertBlocksForMaskedDiffusion
 from bertblocks.models.masked_lm import BertBlocksForMaskedLM
 from bertblocks.models.model import BertBlocksModel
+from bertblocks.models.pretraining import BertBlocksForPreTraining
 from bertblocks.models.question_answering import BertBlocksForQuestionAnswering
 from bertblocks.models.sequence_classification import BertBlocksForSequenceClassification
 from bertblocks.models.token_classification import BertBlocksForTokenClassification
@@ -22,6 +24,7 @@ AutoConfig.register("bertblocks", BertBlocksConfig, exist_ok=True)
 for auto_class, model_class in (
     (AutoModel, BertBlocksModel),
     (AutoModelForMaskedLM, BertBlocksForMaskedLM),
+    (AutoModelForPreTraining, BertBlocksForPreTraining),
     (AutoModelForSequenceClassification, BertBlocksForSequenceClassification),
     (AutoModelForTokenClassification, BertBlocksForTokenClassification),
     (AutoModelForQuestionAnswering, BertBlocksForQuestionAnswering),
@@ -32,6 +35,7 @@ for auto_class, model_class in (
 TASK_MODELS: dict[str, type[BertBlocksPreTrainedModel]] = {
     "base": BertBlocksModel,
     "masked-lm": BertBlocksForMaskedLM,
+    "pretraining": BertBlocksForPreTraining,
     "sequence-classification": BertBlocksForSequenceClassification,
     "token-classification": BertBlocksForTokenClassification,
     "question-answering": BertBlocksForQuestionAnswering,
@@ -42,6 +46,7 @@ __all__ = [
     "TASK_MODELS",
     "BertBlocksForMaskedDiffusion",
     "BertBlocksForMaskedLM",
+    "BertBlocksForPreTraining",
     "BertBlocksForQuestionAnswering",
     "BertBlocksForSequenceClassification",
     "BertBlocksForTokenClassification",

@@ -16,7 +16,7 @@ from bertblocks.layout import SequenceLayout
 from bertblocks.models.initialization import init_module
 
 #: Parts of task models, which a checkpoint of another task may have or lack as a whole.
-HEAD_PARTS = {"pooler", "head", "classifier_head", "decoder", "logit_scale", "classifier", "tagger", "spans"}
+HEAD_PARTS = {"pooler", "head", "classifier_head", "decoder", "logit_scale", "classifier", "tagger", "spans", "order"}
 
 
 class BertBlocksPreTrainedModel(PreTrainedModel):

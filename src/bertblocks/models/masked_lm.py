@@ -28,9 +28,9 @@ class LanguageModel(BertBlocksPreTrainedModel):
     _tied_weights_keys = {"decoder.weight": "model.embedding.token.weight"}
     accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
 
-    def __init__(self, config: BertBlocksConfig) -> None:
+    def __init__(self, config: BertBlocksConfig, add_pooler: bool = False) -> None:
         super().__init__(config)
-        self.model = BertBlocksModel(config, add_pooler=False)
+        self.model = BertBlocksModel(config, add_pooler)
         self.head = get_mlm_head(config)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size, bias=config.decoder_bias)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
@@ -61,6 +61,14 @@ class LanguageModel(BertBlocksPreTrainedModel):
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
         return F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="sum")
+
+    def masked_loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of cross-entropies over labelled rows and their number; without logits, only those reach the head."""
+        scored = targets != IGNORE
+        if logits is None:
+            rows = scored.nonzero().squeeze(1)
+            return self.summed_loss(hidden[rows], targets[rows]), scored.sum()
+        return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum"), scored.sum()
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.decoder and self.config.tie_word_embeddings:
@@ -121,14 +129,8 @@ class BertBlocksForMaskedLM(LanguageModel):
         logits = self.logits(hidden) if want_logits else None
         loss = None
         if labels is not None:
-            targets = layout.real_labels(labels, IGNORE)
-            if logits is not None:
-                total = F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum")
-            else:
-                rows = (targets != IGNORE).nonzero().squeeze(1)
-                total = self.summed_loss(hidden[rows], targets[rows])
-            count = (targets != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = total / count
+            total, count = self.masked_loss(hidden, logits, layout.real_labels(labels, IGNORE))
+            loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,
             logits=None if logits is None else layout.scatter(logits),
