@@ -109,7 +109,8 @@ def read_text(path: Path) -> str:
 
 
 def _read_separated(path: Path, header: bool | None) -> Records:
-    numbers, cells = [], []
+    numbers: list[int] = []
+    cells: list[list[str]] = []
     for number, row in _rows(path, read_text(path)):
         if cells and len(row) != len(cells[0]):
             raise DataError(
