@@ -1,0 +1,142 @@
+"""Words and tokens by where they lie in a text, the same way for WordPiece, byte-level BPE and SentencePiece.
+
+Words that are given apart are joined by spaces and tokenised as running text. So a BPE model sees every word with the
+space in front that it knows from pretraining, and no tokenizer has to be opened with `add_prefix_space`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Characters from `start` up to `end` of a text.
+Span = tuple[int, int]
+
+#: Scripts that are written without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
+_UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_PIECES = re.compile(rf"(?P<letters>[^\W{_UNSPACED}]+)|\S")
+_JOINER = "\u200d"
+_MARKS = ("Mn", "Mc", "Me", "Cf")  # Unicode's categories of what modifies the character before
+
+
+def words_of(text: str) -> list[Span]:
+    """The words of running text: runs of letters and digits, and every other visible character by itself.
+
+    Marks stay with what they modify, emoji sequences stay whole, and in scripts without spaces each character is a
+    word, so that tokens decide there.
+
+    Example:
+        >>> text = "O'Neill, 北京 cafe\u0301s"
+        >>> [text[start:end] for start, end in words_of(text)] == ["O", "'", "Neill", ",", "北", "京", "cafe\u0301s"]
+        True
+    """
+    words: list[Span] = []
+    is_open = False  # the last word ends with a mark, so that letters right after it go on
+    for match in _PIECES.finditer(text):
+        start, end = match.span()
+        touches = bool(words) and words[-1][1] == start
+        is_mark = not match["letters"] and _is_mark(text[start])
+        goes_on = is_open and (text[start - 1] == _JOINER or (match["letters"] and text[words[-1][0]].isalnum()))
+        if touches and (is_mark or goes_on):
+            words[-1] = (words[-1][0], end)
+        else:
+            words.append((start, end))
+        is_open = is_mark and touches
+    return words
+
+
+def _is_mark(character: str) -> bool:
+    is_skin_tone = "\U0001f3fb" <= character <= "\U0001f3ff"
+    return is_skin_tone or unicodedata.category(character) in _MARKS
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[Span]]:
+    """Words with a space between, and where each lies in the result.
+
+    Example:
+        >>> join_words(["New York", "", "!"])
+        ('New York  !', [(0, 8), (9, 9), (10, 11)])
+    """
+    spans, start = [], 0
+    for word in words:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(words), spans
+
+
+def trim(text: str, span: Span) -> Span:
+    """A span without the space around it, which byte-level BPE and SentencePiece count to their tokens.
+
+    Example:
+        >>> trim("to  be", (2, 6)), trim("a  b", (1, 3))
+        ((4, 6), (3, 3))
+    """
+    start, end = span
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Which tokens stand for which words."""
+
+    #: For every token the first word that it touches; None for one that touches none, such as space after space.
+    token_words: list[int | None]
+    #: For every word the token that speaks for it: the first that begins it, or else one that covers it. None for
+    #: a word without tokens, such as an empty one or one of control characters.
+    word_tokens: list[int | None]
+
+
+def align(words: Sequence[Span], offsets: Sequence[Span]) -> Alignment:
+    """Words in order, without overlap, and tokens of the same text.
+
+    Example:
+        >>> align([(0, 2), (2, 5), (6, 6), (7, 8)], [(0, 1), (1, 3), (3, 5), (7, 8)])
+        Alignment(token_words=[0, 0, 1, 3], word_tokens=[0, 2, None, 3])
+    """
+    ends = [end for _, end in words]
+    token_words: list[int | None] = []
+    covering: list[int | None] = [None] * len(words)
+    own: list[int | None] = [None] * len(words)
+    for token, (start, end) in enumerate(offsets):
+        first = None
+        for word in range(bisect_right(ends, start), len(words)):
+            if words[word][0] >= max(end, start + 1):  # a lone space right before a word is its first piece
+                break
+            if words[word][0] == words[word][1]:
+                continue
+            if first is None:
+                first = word
+                own[word] = token if own[word] is None else own[word]
+            elif covering[word] is None:
+                covering[word] = token
+        token_words.append(first)
+    return Alignment(token_words, [other if mine is None else mine for mine, other in zip(own, covering, strict=True)])
+
+
+def spread_labels(
+    alignment: Alignment, labels: Sequence[int], every_piece: bool = False, ignore: int = -100
+) -> list[int]:
+    """Labels of words as labels of tokens: on the token that speaks for a word, or on every piece of it.
+
+    Example:
+        >>> alignment = align([(0, 4), (5, 6)], [(0, 2), (2, 4), (5, 6)])
+        >>> spread_labels(alignment, [7, 8]), spread_labels(alignment, [7, 8], every_piece=True)
+        ([7, -100, 8], [7, 7, 8])
+    """
+    if every_piece:
+        return [ignore if word is None else labels[word] for word in alignment.token_words]
+    spread = [ignore] * len(alignment.token_words)
+    for word, token in enumerate(alignment.word_tokens):
+        if token is not None and alignment.token_words[token] == word:
+            spread[token] = labels[word]
+    return spread
