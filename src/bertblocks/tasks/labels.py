@@ -1,0 +1,104 @@
+"""Labels as people write them: names, numbers, several at once; read for a classifier and named when wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bertblocks.registry import nearest
+from bertblocks.tasks.records import DataError, Records, is_number
+
+Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a classifier can say; `names` is empty for numbers."""
+
+    problem: Problem
+    names: list[str]
+    #: Between the labels of one cell, where a text may have several.
+    separator: str | None = None
+
+    @property
+    def size(self) -> int:
+        return max(len(self.names), 1)
+
+    def encode(self, value: Any, place: str) -> int | float | list[float]:
+        """The target of one cell: a class, a number, or a 0 or 1 for each name."""
+        if self.problem == "regression":
+            if not is_number(value):
+                raise DataError(f"{place}: the label is {value!r}; it must be a number.")
+            return float(value)
+        if self.problem == "single_label_classification":
+            return self._index(read_label(value, place), place)
+        named = {self._index(name, place) for name in split_labels(value, self.separator, place)}
+        return [float(index in named) for index in range(len(self.names))]
+
+    def _index(self, name: str, place: str) -> int:
+        if name not in self.names:
+            raise DataError(
+                f"{place}: the label {name!r} is not one of the model's {len(self.names)}{nearest(name, self.names)}."
+            )
+        return self.names.index(name)
+
+
+def read_label(value: Any, place: str) -> str:
+    """A label as text; nothing, an empty cell and NaN are none."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    text = "" if value is None or is_nan else str(value).strip()
+    if not text or text.lower() == "nan":
+        raise DataError(f"{place}: the label is {value!r}; every row needs one.")
+    return text
+
+
+def split_labels(value: Any, separator: str | None, place: str) -> list[str]:
+    """The labels of one text; an empty list or cell means that it has none."""
+    parts = value if isinstance(value, (list, tuple)) else str(value or "").split(separator)
+    return [read_label(part, place) for part in parts if str(part).strip()]
+
+
+def find_labels(records: Records, column: str, problem: Problem | None = None, separator: str | None = None) -> Labels:
+    """What the labels of a column are.
+
+    Lists, or cells with a `separator`, are several labels; numbers with a point are scores; everything else is one
+    class a text. Names are sorted, numbers among them by value.
+
+    Example:
+        >>> records = Records("a.csv", ["label"], [{"label": "10"}, {"label": "9"}], [1, 2])
+        >>> find_labels(records, "label").names
+        ['9', '10']
+    """
+    values = records.column(column)
+    if problem is None:
+        problem = _find_problem(values, separator)
+    if problem == "regression":
+        return Labels(problem, [])
+    if problem == "multi_label_classification":
+        cells = (split_labels(value, separator, records.place(i)) for i, value in enumerate(values))
+        names = {name for cell in cells for name in cell}
+    else:
+        names = {read_label(value, records.place(index)) for index, value in enumerate(values)}
+    if len(names) < 2:
+        has = f"the only label is {next(iter(names))!r}" if names else "there is no label"
+        raise DataError(f"{records.source}: in column {column!r} {has}; a classifier needs at least two.")
+    by_number = all(is_number(name) for name in names)
+    return Labels(problem, sorted(names, key=(lambda name: float(name)) if by_number else str), separator)
+
+
+def _find_problem(values: Sequence[Any], separator: str | None) -> Problem:
+    if separator is not None or any(isinstance(value, (list, tuple)) for value in values):
+        return "multi_label_classification"
+    written = [str(value) for value in values]
+    if all(is_number(value) for value in written) and any("." in value or "e" in value.lower() for value in written):
+        return "regression"
+    return "single_label_classification"
+
+
+def labels_of_config(names: Mapping[int, str], problem: Problem | None, separator: str | None = None) -> Labels:
+    """The labels that a fine-tuned model's config holds."""
+    if problem is None:
+        problem = "regression" if len(names) == 1 else "single_label_classification"
+    return Labels(problem, [] if problem == "regression" else [names[index] for index in sorted(names)], separator)
