@@ -144,7 +144,7 @@ def test_no_key_is_left_open():
     """Every key whose type does not allow null holds a value once the config is made."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
     optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
-    optional |= {"mlm_head_size"}
+    optional |= {"mlm_head_size", "quantization"}
     for config in (BertBlocksConfig(), BertBlocksConfig(ngpt=True)):
         assert {key for key in KEYS if getattr(config, key) is None} <= optional
 

@@ -34,6 +34,7 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "rope_frequency_dtype": lambda: list(FREQUENCY_DTYPES),
     "attention_backend": lambda: ["auto", *BACKENDS.names()],
     "kernel_backend": lambda: ["auto", "liger", "torch"],
+    "quantization": lambda: ["int8"],
     "init_kind": lambda: ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet", "ngpt"],
     "classifier_pooling": lambda: ["cls", "mean", "max"],
     "classifier_head": lambda: ["pooler", "dense", "none"],

@@ -235,6 +235,10 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Masked diffusion draws its noise level from [diffusion_min_time, 1].
     diffusion_min_time: float = 1e-3
 
+    # ---- quantization
+    #: int8: linear layers with byte weights, for inference; written by `model.quantize`. None: weights as trained.
+    quantization: str | None = None
+
     # ---- how it runs (no effect on results)
     #: The checkpoint family that it was read from, which an export goes back to first.
     family: str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,10 @@ from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.initialization import init_module
+from bertblocks.quantization import MIN_COSINE, quantize, replace_layers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Parts of task models, which a checkpoint of another task may have or lack as a whole.
 HEAD_PARTS = {"pooler", "head", "classifier_head", "decoder", "logit_scale", "classifier", "tagger", "spans", "order"}
@@ -33,6 +38,33 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         init_module(module, self.config)
+
+    def post_init(self) -> None:
+        super().post_init()
+        if self.config.quantization is not None:
+            replace_layers(self)
+            self.requires_grad_(False).eval()
+
+    def quantize(
+        self, method: str = "int8", samples: Mapping[str, Tensor] | None = None, min_cosine: float = MIN_COSINE
+    ) -> Self:
+        """Makes this model one for inference with int8 linear layers, in place; see `bertblocks.quantization.quantize`.
+
+        Refused, with the model left as it was, where `samples` (random ids by default) come out too differently.
+
+        Example:
+            >>> from bertblocks import BertBlocksModel
+            >>> model = BertBlocksModel(BertBlocksConfig.from_preset("mini")).quantize("int8")
+            >>> model(torch.tensor([[5, 6, 7]])).last_hidden_state.shape
+            torch.Size([1, 3, 64])
+        """
+        quantize(self, method, samples, min_cosine)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        if mode and self.config.quantization is not None:
+            raise RuntimeError("An int8 model cannot be trained: train the fp32 model, then quantize it.")
+        return super().train(mode)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, **_: Any) -> str | None:
         """transformers' choice of kernels is `config.attention_backend` here."""
@@ -77,6 +109,8 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
                 f"{pretrained_model_name_or_path}: its weights have other shapes than its config asks for."
             ) from error
         _refuse_partial_load(model, info, pretrained_model_name_or_path)
+        if model.config.quantization is not None:
+            model.requires_grad_(False)  # transformers makes parameters anew
         return (model, info) if want_info else model
 
     @torch.no_grad()

@@ -1,0 +1,91 @@
+"""How far a model's outputs moved: tokens' vectors, and what the task makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One number about a task: what it is, and its value."""
+
+    output: str
+    meaning: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A model against itself before: cosines between the vectors of each real token, and the task's drift."""
+
+    tokens: int
+    mean_cosine: float
+    lowest_cosine: float
+    drift: list[Drift]
+
+    def __str__(self) -> str:
+        drift = "".join(f"; {item.output}: {item.meaning} {item.value:.4f}" for item in self.drift)
+        return (
+            f"token cosine mean {self.mean_cosine:.4f}, lowest {self.lowest_cosine:.4f} ({self.tokens} tokens){drift}"
+        )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for a batch, without padding."""
+
+    hidden: Tensor  # [tokens, hidden]
+    texts: Tensor  # [texts, hidden], the mean of each text's tokens
+    heads: dict[str, Tensor]  # scores by name, their choices last
+
+
+@torch.inference_mode()
+def run(model: Any, batch: Mapping[str, Tensor]) -> Outputs:
+    """One forward pass over a padded batch with its `attention_mask`."""
+    states: list[Tensor] = []
+    encoder: nn.Module = getattr(model, model.base_model_prefix, model).encoder
+    hook = encoder.register_forward_hook(lambda module, inputs, output: states.append(output.last_hidden_state))
+    try:
+        output = model(**batch)
+    finally:
+        hook.remove()
+    mask = batch["attention_mask"].bool()
+    hidden = states[0] if len(states[0]) == int(mask.sum()) else states[0][mask.flatten()]
+    owner = mask.nonzero()[:, 0]
+    texts = hidden.new_zeros(len(mask), hidden.shape[1]).index_add(0, owner, hidden) / mask.sum(1, keepdim=True)
+    heads = {}
+    for name, value in output.items():
+        if isinstance(value, Tensor) and name.endswith("logits"):
+            if name in ("start_logits", "end_logits"):
+                heads[name] = value  # a choice among tokens
+            else:
+                heads[name] = value[mask] if value.dim() == 3 else value
+    return Outputs(hidden.float(), texts.float(), heads)
+
+
+def compare(before: Outputs, after: Outputs) -> Accuracy:
+    """The accuracy of `after`, taking `before` as right."""
+    cosines = F.cosine_similarity(before.hidden.double(), after.hidden.double(), dim=-1).clamp(max=1.0)
+    # a vector of zeros on both sides has not moved
+    cosines = cosines.masked_fill((before.hidden == after.hidden).all(dim=-1), 1.0)
+    drift = [item for name in before.heads for item in _head_drift(name, before.heads[name], after.heads[name])]
+    if not drift:
+        first, second = (F.normalize(one.texts, dim=-1) for one in (before, after))
+        moved = (first @ first.T - second @ second.T).abs().max().item()
+        drift = [Drift("mean vectors", "largest change of a similarity", moved)]
+    return Accuracy(len(cosines), cosines.mean().item(), cosines.min().item(), drift)
+
+
+def _head_drift(name: str, before: Tensor, after: Tensor) -> list[Drift]:
+    if before.shape[-1] == 1:
+        size = before.abs().max().clamp(min=1e-6)
+        return [Drift(name, "largest change of a score by its size", ((before - after).abs().max() / size).item())]
+    same = (before.argmax(-1) == after.argmax(-1)).float().mean().item()
+    moved = (before.float().softmax(-1) - after.float().softmax(-1)).abs().max().item()
+    return [Drift(name, "same first choice", same), Drift(name, "largest change of a probability", moved)]
