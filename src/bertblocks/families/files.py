@@ -130,12 +130,12 @@ def write_tensors(
         shards[-1][name] = tensor.contiguous()
         size += tensor.nbytes
     if len(shards) == 1:
-        _save(shards[0], folder / SINGLE)
+        save_tensors(shards[0], folder / SINGLE)
         return
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _save(shard, folder / file)
+        save_tensors(shard, folder / file)
         weight_map.update(dict.fromkeys(shard, file))
         on_share(number / len(shards))
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -143,7 +143,8 @@ def write_tensors(
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """One safetensors file; a write that the system refuses is an OSError that names it."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:

@@ -125,16 +125,20 @@ class Corpus(Section):
         return sources
 
 
-class RateSchedule(Section):
-    """A rate that goes from one value to another in a straight line over a phase."""
+Rate = Annotated[float, Field(gt=0, lt=1)]
 
-    start: Share
-    end: Share
+
+class ChangingRate(Section):
+    """A rate that goes from one value to another over a phase."""
+
+    start: Rate
+    end: Rate
+    kind: Literal["linear", "cosine"] = "linear"
 
 
 class MaskedLM(Section):
     kind: Literal["masked_lm"] = "masked_lm"
-    rate: Annotated[float, Field(gt=0, lt=1)] | RateSchedule = 0.3
+    rate: Rate | ChangingRate = 0.3
     """The share of tokens that is hidden and predicted, or its way from start to end of a phase."""
     mask_share: Share = 0.8
     """Of these, the share replaced by [MASK]."""
@@ -142,8 +146,8 @@ class MaskedLM(Section):
     """The share replaced by a random token; the rest is kept as it is."""
     whole_word: bool = False
     """All tokens of a word are chosen together."""
-    span_length: Annotated[float, Field(ge=1)] | None = None
-    """Tokens (words, if whole_word) are chosen in spans of this mean length. None: one by one."""
+    spans: bool = False
+    """Tokens (words, if whole_word) are chosen in spans."""
     sentence_order: bool = False
     """Sentence order prediction beside it."""
 
@@ -264,7 +268,7 @@ class Phase(Section):
     """Tokens of a global batch, whatever the number of processes. 4,096 if no phase says it."""
     batch_warmup: BatchWarmup | None = None
     """For this phase alone."""
-    mask_rate: Annotated[float, Field(gt=0, lt=1)] | RateSchedule | None = None
+    mask_rate: Rate | ChangingRate | None = None
     """In place of the objective's rate."""
     rope_theta: Positive | None = None
     """A new theta for the global layers of a model with RoPE."""

@@ -1,0 +1,143 @@
+"""One process or many: joining them, sharing a model among them, and whole tensors of sharded ones.
+
+Processes are started by torchrun, which says by environment variables who is who. Under DDP each has a copy of the
+model; under FSDP2 each has a shard of every tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+#: Others wait this long while the first process prepares the data.
+PATIENCE = timedelta(hours=24)
+
+
+class ElsewhereError(RuntimeError):
+    """Another process has failed, and this one ends with it."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, among how many, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all processes, in double precision."""
+        if self.size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def part(self, count: int) -> range:
+        """This process's share of `count` things: contiguous, and of any two processes' at most one apart."""
+        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def first_does(self, work: Callable[[], None]) -> None:
+        """The first process works while the others wait; if it fails, they end too."""
+        failed = 1.0
+        try:
+            if self.is_first:
+                work()
+            failed = 0.0
+        finally:
+            has_failed = self.sum([failed])[0] > 0
+        if has_failed:
+            raise ElsewhereError("Another process of this run has failed and says why.")
+
+
+def join(device: str = "auto") -> World:
+    """This process's place among those that torchrun started, or alone."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', and torch sees no CUDA device; use 'auto' or 'cpu'.")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+    return World(dist.get_rank() if size > 1 else 0, size, place)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def share_model(model: nn.Module, world: World, parallel: str) -> nn.Module:
+    """What to call in place of the model: itself, sharded or not, or DDP around it."""
+    if world.size == 1:
+        return model
+    if parallel == "ddp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for layer in module:
+                fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+@contextlib.contextmanager
+def gradients_shared(model: nn.Module, is_last: bool):
+    """Processes add up their gradients in the last part of a batch only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        yield
+    elif isinstance(model, DistributedDataParallel) and not is_last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is in this process."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, which every process must ask for together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def place_like(tensor: Tensor, like: Tensor, is_whole: bool = False) -> Tensor:
+    """A tensor sharded as `like` is: from this process's part of it, or from all of it."""
+    if not isinstance(like, DTensor):
+        return tensor
+    if is_whole:
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return DTensor.from_local(
+        tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+@torch.no_grad()
+def put(values: Tensor, into: Tensor) -> None:
+    """Copies a whole tensor into one that may be sharded."""
+    local(into).copy_(local(place_like(values.to(into.device), into, is_whole=True)))

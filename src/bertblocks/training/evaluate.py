@@ -1,0 +1,123 @@
+"""How well a language model knows texts that it has not seen, beside a model that knows no context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertblocks.data.stream import Documents, PackedStream, Position, Source
+from bertblocks.data.vocabulary import Vocabulary
+from bertblocks.models.masked_lm import IGNORE
+from bertblocks.numerics import upcast
+from bertblocks.objectives import Batch, MaskedLanguageModeling
+
+#: All models are measured at this share of tokens hidden, all of them as [MASK].
+RATE = 0.15
+#: Held-out texts, their cut and their masks are the same for every run.
+SEED = 0
+#: Tokens that are scored at once.
+CHUNK_TOKENS = 2048
+#: Training tokens that the unigram model counts at most.
+UNIGRAM_TOKENS = 5_000_000
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """The model that says the same whatever the context: how often each token is."""
+
+    log_probabilities: NDArray[np.float64]
+
+    @classmethod
+    def count(cls, sources: Iterable[Documents], size: int) -> Unigram:
+        """From the first tokens of each source; tokens that are not there count as one."""
+        counts = np.ones(size)
+        for documents in sources:
+            seen = 0
+            for index in range(len(documents.lengths)):
+                ids = documents[index]
+                counts += np.bincount(ids, minlength=size)
+                seen += len(ids)
+                if seen >= UNIGRAM_TOKENS:
+                    break
+        return cls(np.log(counts / counts.sum()))
+
+    def evaluate(self, targets: NDArray[np.int64]) -> dict[str, float]:
+        best = int(self.log_probabilities.argmax())
+        return {
+            "unigram_loss": float(-self.log_probabilities[targets].mean()),
+            "unigram_accuracy": float((targets == best).mean()),
+        }
+
+
+class HeldOut:
+    """A fixed sample of held-out texts with fixed masks."""
+
+    def __init__(self, sources: Sequence[Documents], vocabulary: Vocabulary, length: int, tokens: int) -> None:
+        self.objective = MaskedLanguageModeling(vocabulary, RATE, mask_share=1.0, random_share=0.0)
+        stream = PackedStream([Source(one) for one in sources], length, self.objective.overhead, SEED)
+        available = int(sum(np.sum(one.lengths) for one in sources))
+        rows, _ = stream.take(Position(), max(min(tokens, available) // length, 1))
+        per_batch = max(CHUNK_TOKENS // length, 1)
+        self.pieces = [piece for row in rows for piece in row]
+        self.batches = [
+            self.objective.batch(rows[start : start + per_batch], SEED) for start in range(0, len(rows), per_batch)
+        ]
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """The original of every hidden token."""
+        labels = [_labels(batch) for batch in self.batches]
+        return torch.cat([one[one != IGNORE] for one in labels]).numpy()
+
+    @torch.no_grad()
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """Loss and accuracy on hidden tokens."""
+        loss, right, count = 0.0, 0, 0
+        for batch in self.batches:
+            labels = _labels(batch)
+            rows = (labels != IGNORE).nonzero().squeeze(1)
+            targets = labels[rows].to(model.device)
+            logits = _logits(model, batch)[rows.to(model.device)]
+            loss += float(F.cross_entropy(upcast(logits), targets, reduction="sum"))
+            right += int((logits.argmax(dim=1) == targets).sum())
+            count += len(targets)
+        return {"held_out_loss": loss / max(count, 1), "held_out_accuracy": right / max(count, 1)}
+
+    @torch.no_grad()
+    def pseudo_perplexity(self, model: Any, tokens: int) -> float:
+        """exp of the mean loss of tokens that are hidden one at a time (Salazar et al., 2020), over whole pieces."""
+        total, count = 0.0, 0
+        pieces = iter(self.pieces)
+        while count < tokens and (piece := next(pieces, None)) is not None:
+            vocabulary = self.objective.vocabulary
+            text = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
+            for part in torch.arange(1, len(text) - 1).split(max(CHUNK_TOKENS // len(text), 1)):
+                copies = text.repeat(len(part), 1)
+                copies[torch.arange(len(part)), part] = vocabulary.mask
+                bounds = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
+                logits = _logits(model, Batch(input_ids=copies.flatten(), cu_seqlens=bounds))
+                hidden = logits.view(len(part), len(text), -1)[torch.arange(len(part)), part]
+                targets = text[part].to(model.device)
+                total += float(F.cross_entropy(upcast(hidden), targets, reduction="sum"))
+            count += len(piece.ids)
+        return math.exp(total / max(count, 1))
+
+
+def _labels(batch: Batch) -> Tensor:
+    assert batch.labels is not None
+    return batch.labels
+
+
+def _logits(model: Any, batch: Batch) -> Tensor:
+    """`[tokens, vocabulary]`."""
+    batch = batch.to(model.device)
+    out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
+    return out["logits" if "logits" in out else "prediction_logits"]

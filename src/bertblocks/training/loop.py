@@ -1,0 +1,320 @@
+"""The training loop: any task, on one process or many, resumable to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from bertblocks.data.hashing import combine
+from bertblocks.families.files import save_tensors
+from bertblocks.training.checkpoints import CheckpointFolder
+from bertblocks.training.distributed import World, gradients_shared, share_model, whole
+from bertblocks.training.ema import RunningMean
+from bertblocks.training.metrics import MetricsFile
+from bertblocks.training.precision import autocast, choose_precision
+from bertblocks.training.prefetch import Prepared, prefetch
+from bertblocks.training.progress import Progress
+from bertblocks.training.sections import Run
+from bertblocks.training.state import Best, Snapshot, TrainState, restore
+from bertblocks.training.task import Task
+from bertblocks.training.trackers import Tracker
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient that is not finite; the step was not taken, and its batch is kept in a file."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: after the last step, early, or by a signal."""
+
+    state: TrainState
+    signal: int | None
+    #: Metrics of the last evaluation.
+    evaluation: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which evaluation metric chooses the best checkpoint, and after how many worse ones training stops."""
+
+    metric: str
+    higher_is_better: bool = True
+    patience: int | None = None
+
+
+class Trainer:
+    """Trains a model for a task in a folder, from the newest complete checkpoint there.
+
+    `write_extras` adds files to each checkpoint, such as the tokenizer and the recipe.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        task: Task,
+        optimizers: Callable[[nn.Module], list[Optimizer]],
+        run: Run,
+        folder: Path,
+        world: World,
+        progress: Progress,
+        clip: float | None = None,
+        selection: Selection | None = None,
+        trackers: list[Tracker] | None = None,
+        write_extras: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        self.task, self.run, self.folder, self.world = task, run, folder, world
+        self.progress, self.clip, self.selection = progress, clip, selection
+        self.trackers = (trackers or []) if world.is_first else []
+        self.write_extras = write_extras
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.keep, run.checkpoints.milestones)
+        self.model: Any = model.to(world.device)
+        self.model.config.architectures = [type(model).__name__]
+        if run.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        if run.compile:
+            compile_layers(self.model)
+        self.shared = share_model(self.model, world, run.parallel)
+        self.optimizers = optimizers(self.model)
+        self.ema = RunningMean(self.model, run.ema) if run.ema else None
+        self.state = TrainState(position=task.start(), precision=choose_precision(run.precision, world.device))
+        self.evaluation: dict[str, float] = {}
+        self._received = 0
+        self._signal: int | None = None
+
+    # ------------------------------------------------------------------ the run
+
+    def train(self, config: dict[str, Any] | None = None) -> Outcome:
+        """Steps until the end, or until SIGTERM, Ctrl-C or the selection's patience; `config` goes to trackers."""
+        self._resume()
+        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
+        self.scaler.load_state_dict(self.state.scaler)
+        if self.world.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.state.step)
+        for tracker in self.trackers:
+            tracker.start(config or {}, self.state.step)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
+            stack.enter_context(self.progress)
+            if self.world.is_first:
+                stack.callback(self.metrics.close)
+            for tracker in self.trackers:
+                stack.callback(tracker.close)
+            batches = stack.enter_context(prefetch(self.task, self.world, self.state.step, self.state.position))
+            self._steps(batches)
+        return Outcome(self.state, self._signal, self.evaluation)
+
+    def _steps(self, batches: Iterator[Prepared]) -> None:
+        run, state = self.run, self.state
+        saved = state.step
+        is_over = self._out_of_patience()
+        while state.step < self.task.total_steps and not is_over and self._signal is None:
+            started = time.perf_counter()
+            prepared = next(batches)
+            self._step(prepared)
+            state.step, state.position = prepared.step + 1, prepared.next_position
+            state.seconds += time.perf_counter() - started
+            state.window["seconds"] = state.window.get("seconds", 0.0) + time.perf_counter() - started
+            is_last = state.step == self.task.total_steps
+            self._log(is_last)
+            if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
+                is_over = self._evaluate()
+            is_best = state.best is not None and state.best.step == state.step
+            if is_last or is_over or is_best or self._signal or state.step % run.checkpoints.every == 0:
+                self._save()
+                saved = state.step
+        if saved < state.step:
+            self._save()
+
+    def _resume(self) -> None:
+        found = self.checkpoints.find()
+        for problem in found.problems:
+            self.progress.say(f"{problem}; {'the one before it is used' if found.path else 'there is no other'}.")
+        if found.path is not None:
+            self.state = restore(found.path, self.model, self.optimizers, self.ema)
+            self.progress.say(f"Continuing from {found.path}.")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end the run after the current step; a second one ends it at once."""
+
+        def note(number: int, _: object) -> None:
+            self._received = number
+            signal.signal(number, signal.default_int_handler)
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, note) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    # ------------------------------------------------------------------ one step
+
+    def _step(self, prepared: Prepared) -> None:
+        """Forward, backward and update on this process's part of a global batch."""
+        step, world = prepared.step, self.world
+        self.task.prepare(self.model, step)
+        self.model.train()
+        terms = sorted(prepared.batches[0].counts)
+        counts = [sum(batch.counts[term] for batch in prepared.batches) for term in terms]
+        *counts, tokens = map(int, world.sum([*counts, sum(batch.input_ids.numel() for batch in prepared.batches)]))
+        sums = torch.zeros(len(terms), device=world.device)
+        for number, batch in enumerate(prepared.batches):
+            torch.manual_seed(int(combine("dropout", self.run.seed, step, world.rank, number)[0] >> 1))
+            with gradients_shared(self.shared, is_last=number == len(prepared.batches) - 1):
+                with autocast(self.state.precision, world.device):
+                    losses = self.task.losses(self.shared, batch.to(world.device))
+                parts = torch.stack([losses[term] / max(count, 1) for term, count in zip(terms, counts, strict=True)])
+                # gradients of several processes are averaged, and should be added up
+                self.scaler.scale(parts.sum() * world.size).backward()
+                sums += parts.detach()
+        *means, received = world.sum([*sums.tolist(), float(self._received)])
+        self._signal = (self._received or signal.SIGTERM) if received else None
+        norm = self._update(step, sum(means), prepared)
+        self._note(dict(zip(terms, means, strict=True)), norm, tokens, step)
+
+    def _update(self, step: int, loss: float, prepared: Prepared) -> float:
+        """Clips gradients and takes the step, unless something is not finite; the norm of all gradients."""
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        is_finite = math.isfinite(loss) and (self.scaler.is_enabled() or math.isfinite(norm))
+        if not is_finite:
+            what = "loss" if not math.isfinite(loss) else "gradient norm"
+            self._refuse(step, f"The {what} of step {step + 1} is {loss if what == 'loss' else norm.item()}", prepared)
+        if self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
+        self.state.learning_rate = self.task.learning_rate(step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.state.learning_rate
+            self.scaler.step(optimizer)
+            optimizer.zero_grad()
+        self.scaler.update()
+        if callable(renormalize := getattr(self.model, "renormalize_weights", None)):
+            renormalize()
+        if self.ema is not None:
+            self.ema.update(step)
+        return float(norm)
+
+    def _refuse(self, step: int, problem: str, prepared: Prepared) -> None:
+        """Keeps this process's part of the batch and stops before the step."""
+        file = self.folder / f"not-finite-step-{step + 1:08d}-process-{self.world.rank}.safetensors"
+        tensors = {
+            f"{number}.{name}": value
+            for number, batch in enumerate(prepared.batches)
+            for name, value in vars(batch).items()
+            if isinstance(value, Tensor)
+        }
+        save_tensors(tensors, file)
+        raise NonFiniteError(f"{problem}; the step was not taken, and its batch is kept in {file}.")
+
+    # ------------------------------------------------------------------ what is written
+
+    def _note(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
+        """Adds a step to the window of the next line of metrics."""
+        self.state.tokens += tokens
+        slots = self.task.describe(step).get("slots", 0)
+        added = {"steps": 1, "tokens": tokens, "slots": slots, "loss": sum(means.values()), "gradient_norm": norm}
+        if len(means) > 1:
+            added |= {f"loss_{term}": mean for term, mean in means.items()}
+        for key, value in added.items():
+            self.state.window[key] = self.state.window.get(key, 0.0) + value
+
+    def _log(self, is_last: bool) -> None:
+        state, window = self.state, self.state.window
+        steps, seconds = window["steps"], max(window["seconds"], 1e-9)
+        line: dict[str, Any] = {
+            "step": state.step,
+            "tokens": state.tokens,
+            **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient"))},
+            "learning_rate": state.learning_rate,
+            "tokens_per_second": window["tokens"] / seconds,
+        }
+        if window["slots"]:
+            line["packing"] = window["tokens"] / window["slots"]
+        line |= {key: value for key, value in self.task.describe(state.step - 1).items() if key != "slots"}
+        left = (self.task.total_steps - state.step) * state.seconds / state.step
+        self.progress.update(state.step, {**line, "seconds_left": left})
+        if is_last or state.step % self.run.log_every == 0:
+            self._write({**line, "seconds": state.seconds})
+            window.clear()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if not self.world.is_first:
+            return
+        self.metrics.write(line)
+        numbers = {key: value for key, value in line.items() if isinstance(value, (int, float)) and key != "step"}
+        for tracker in self.trackers:
+            tracker.log(line["step"], numbers)
+
+    def _evaluate(self) -> bool:
+        """Metrics of the model, or of its running mean; True if the selection has no more patience."""
+        with self.weights_in_use():
+            self.evaluation = self.task.evaluate(self.model)
+        if not self.evaluation:
+            return False
+        self._write({"step": self.state.step, **self.evaluation})
+        values = "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in self.evaluation.items())
+        self.progress.say(f"step {self.state.step:,} | {values}")
+        if self.selection is not None:
+            self._select(self.evaluation[self.selection.metric], self.selection)
+        return self._out_of_patience()
+
+    def _select(self, value: float, selection: Selection) -> None:
+        best = self.state.best
+        sign = 1 if selection.higher_is_better else -1
+        if best is None or sign * value > sign * best.value:
+            self.state.best = Best(self.state.step, value)
+        else:
+            best.evaluations_since += 1
+
+    def _out_of_patience(self) -> bool:
+        patience = self.selection.patience if self.selection else None
+        best = self.state.best
+        return patience is not None and best is not None and best.evaluations_since >= patience
+
+    @contextlib.contextmanager
+    def weights_in_use(self) -> Iterator[None]:
+        """The model as it is to be used: in evaluation mode, with its running mean if it has one."""
+        self.model.eval()
+        with torch.no_grad(), self.ema.in_place() if self.ema else contextlib.nullcontext():
+            yield
+
+    def _save(self) -> None:
+        state = self.state
+        state.scaler = self.scaler.state_dict()
+        state.random = {"seed": self.run.seed, "step": state.step}
+        snapshot = Snapshot(self.model, self.optimizers, self.ema)
+
+        def write_files(folder: Path) -> None:
+            snapshot.write(folder, state)
+            self.write_extras(folder)
+
+        def work() -> None:
+            self.metrics.flush()
+            self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
+
+        self.world.first_does(work)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compiles the feed-forward network of each layer; attention over ragged sequences gains nothing from it."""
+    for layer in model.modules():
+        if isinstance(mlp := getattr(layer, "mlp", None), nn.Module):
+            mlp.compile(dynamic=True)

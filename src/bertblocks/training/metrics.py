@@ -1,0 +1,44 @@
+"""metrics.jsonl: one line of numbers at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bertblocks.training.checkpoints import write_text
+
+
+class MetricsFile:
+    """The lines of a run up to now; on resume, those of later steps are dropped, for they will come again."""
+
+    def __init__(self, path: Path, last_step: int) -> None:
+        self.path = path
+        kept = [line for line in read_metrics(path) if line["step"] <= last_step]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Waits until all lines are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a file, which may end in half a one or be missing."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines

@@ -1,0 +1,175 @@
+"""Optimizers. All work on whole lists of tensors, and on shards of them where the model is sharded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from bertblocks.blocks.linear import Linear
+from bertblocks.training.distributed import local, place_like
+from bertblocks.training.sections import AdamW, Muon, StableAdamW
+
+#: Linear layers that Muon takes: the matrices inside the layers.
+MUON_ROLES = {"qkv", "up", "out"}
+#: Coefficients of Muon's quintic iteration (Jordan et al., 2024): fast at the cost of singular values near 1, not at 1.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+#: The usual root mean square of an AdamW update (Liu et al., 2025).
+ADAMW_UPDATE_SIZE = 0.2
+
+
+def get_optimizers(model: nn.Module, section: AdamW | StableAdamW | Muon) -> list[Optimizer]:
+    """The optimizers that a recipe names, which together take every trainable parameter once."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    options: dict[str, Any] = {"lr": section.lr, "betas": tuple(section.betas), "eps": section.eps}
+    optimizers: list[Optimizer] = []
+    if isinstance(section, Muon):
+        matrices = {
+            id(module.weight): (module.weight, module.parts)
+            for module in model.modules()
+            if isinstance(module, Linear) and module.role in MUON_ROLES and module.weight.requires_grad
+        }
+        if matrices:
+            optimizers.append(MuonOptimizer(matrices.values(), section.lr, section.momentum, section.weight_decay))
+        parameters = {name: one for name, one in parameters.items() if id(one) not in matrices}
+    groups = decay_groups(parameters, section.weight_decay)
+    if isinstance(section, StableAdamW):
+        return [StableAdamWOptimizer(groups, **options)]
+    return [*optimizers, torch.optim.AdamW(groups, **options, fused=True)]
+
+
+def decay_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and embeddings decay; norms, biases and scales, which have one dimension or none, do not."""
+    groups = [
+        {"params": [one for one in parameters.values() if one.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [one for one in parameters.values() if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class StableAdamWOptimizer(Optimizer):
+    """AdamW with updates clipped per tensor as in Adafactor (Wortsman et al., 2023).
+
+    The rate of each tensor is lr / max(1, sqrt(mean(g^2 / max(v, eps^2)))). The decay is decoupled from the size of the
+    rate: at the peak rate a step takes off `weight_decay` of a weight.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float] = (0.9, 0.98), eps: float = 1e-6
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self.peak = lr
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            if not parameters:
+                continue
+            for one in parameters:
+                if not self.state[one]:
+                    self.state[one] = {
+                        "step": torch.zeros(()),
+                        "exp_avg": torch.zeros_like(one),
+                        "exp_avg_sq": torch.zeros_like(one),
+                    }
+            self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        states = [self.state[one] for one in parameters]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1.0)
+        weights = [local(one) for one in parameters]
+        gradients = [local(one.grad) for one in parameters]  # type: ignore[arg-type]
+        means, squares = ([local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        first, second = group["betas"]
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        counts = [int(step) for step in steps]
+        unbiased = torch._foreach_div(squares, [1 - second**count for count in counts])
+        ratios = torch._foreach_div(
+            torch._foreach_mul(gradients, gradients), torch._foreach_clamp_min(unbiased, group["eps"] ** 2)
+        )
+        rates = [group["lr"] / max(1.0, rms) for rms in _root_means(ratios, parameters)]
+        if group["weight_decay"]:
+            decay = group["weight_decay"] / self.peak
+            torch._foreach_mul_(weights, [1 - rate * decay for rate in rates])
+        divisors = torch._foreach_sqrt(unbiased)
+        torch._foreach_add_(divisors, group["eps"])
+        updates = torch._foreach_div(means, divisors)
+        scales = [-rate / (1 - first**count) for rate, count in zip(rates, counts, strict=True)]
+        torch._foreach_mul_(updates, scales)
+        torch._foreach_add_(weights, updates)
+
+
+def _root_means(ratios: Iterable[Tensor], parameters: list[Tensor]) -> list[float]:
+    """sqrt(mean) of each tensor, of which this process may have a shard only."""
+    sums = torch.stack([ratio.sum() for ratio in ratios])
+    if isinstance(parameters[0], DTensor):
+        dist.all_reduce(sums)
+    return [math.sqrt(total / one.numel()) for total, one in zip(sums.tolist(), parameters, strict=True)]
+
+
+class MuonOptimizer(Optimizer):
+    """Momentum made orthogonal, for matrices (Jordan et al., 2024).
+
+    Matrices that are stacked in one, such as queries, keys and values, are made orthogonal one by one. Updates have the
+    root mean square of AdamW's (Liu et al., 2025).
+    """
+
+    def __init__(
+        self, matrices: Iterable[tuple[Tensor, list[int]]], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        pairs = list(matrices)
+        super().__init__(
+            [matrix for matrix, _ in pairs], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        )
+        self.parts = {id(matrix): parts for matrix, parts in pairs}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if not state:
+                    state["momentum"] = torch.zeros_like(matrix)
+                gradient, buffer = local(matrix.grad), local(state["momentum"])
+                buffer.mul_(group["momentum"]).add_(gradient)
+                update = place_like(gradient.add(buffer, alpha=group["momentum"]), matrix)
+                whole = update.full_tensor() if isinstance(update, DTensor) else update
+                parts = [self._direction(part) for part in whole.split(self.parts[id(matrix)])]
+                weights = local(matrix)
+                weights.mul_(1 - group["lr"] * group["weight_decay"])
+                weights.add_(local(place_like(torch.cat(parts), matrix, is_whole=True)), alpha=-group["lr"])
+
+    def _direction(self, matrix: Tensor) -> Tensor:
+        return orthogonalize(matrix) * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.shape)))
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Roughly U V^T of a matrix U S V^T, by Newton-Schulz iterations.
+
+    Example:
+        >>> values = torch.linalg.svdvals(orthogonalize(torch.randn(8, 6)))
+        >>> bool(((values > 0.3) & (values < 1.3)).all())
+        True
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    x = x / (x.norm() + 1e-7)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.T if is_tall else x).to(matrix.dtype)
