@@ -11,6 +11,7 @@ from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
 from bertblocks.cli.families import families
+from bertblocks.cli.merge import merge
 from bertblocks.cli.presets import presets
 from bertblocks.cli.schema import schema
 
@@ -26,6 +27,7 @@ app.command()(presets)
 app.command()(convert)
 app.command()(families)
 app.command()(schema)
+app.command()(merge)
 
 
 def _show_version(wanted: bool) -> None:

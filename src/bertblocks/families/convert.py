@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,7 @@ def convert(
         get_family(to)
     if not 0 < tolerance < math.inf:
         raise ValueError(f"tolerance is {tolerance}; it must be a number greater than 0.")
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
+    refuse_existing(target)
     folder = find_checkpoint(source, allow_pickle)
     if target.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
@@ -102,10 +102,7 @@ def convert(
     model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
     config = model.config
     task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, so that the last step is a rename
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with new_folder(target) as scratch:
         target_family, refusal = _write(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
@@ -123,9 +120,6 @@ def convert(
             raise ProofError(
                 f"{worst.output} differs by {worst.largest:.1e}, above {worst.tolerance:.1e}; {target} was not written."
             )
-        _publish(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return Conversion(source_family, target_family, task, differences, carried, refusal)
 
 
@@ -165,16 +159,30 @@ def carry_files(source: Path, target: Path, allow_pickle: bool = False) -> list[
     return carried
 
 
-def _publish(scratch: Path, target: Path) -> None:
-    """Flushes every file, then gives the folder its name."""
-    for path in scratch.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    scratch.chmod(0o755)
-    if target.exists():
-        target.rmdir()
-    os.replace(scratch, target)
+def refuse_existing(target: Path) -> None:
+    """A folder that is to be written must not exist or be empty."""
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` that is flushed and gets its name at the end, unless something went wrong."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, so that the last step is a rename
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield scratch
+        for path in scratch.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        scratch.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        os.replace(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------- the proof

@@ -1,0 +1,45 @@
+"""`bertblocks merge`: the mean of several checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from bertblocks.cli.options import AsJson
+
+
+def merge(
+    sources: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="Folders of one and the same model.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write; it must not exist or be empty.")],
+    weights: Annotated[
+        str | None, typer.Option(help="A weight for each, as in 2,1,1. Equal ones by default.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Average checkpoints of one model."""
+    from bertblocks.cli.output import make_console, make_table, print_json, print_table
+    from bertblocks.cli.source import fail
+    from bertblocks.training import merge as merging
+
+    try:
+        done = merging.merge(sources, output, None if weights is None else _read_weights(weights))
+    except (OSError, ValueError) as error:
+        fail(error)
+    if as_json:
+        print_json(asdict(done))
+        return
+    console = make_console()
+    console.print(f"{output}: the mean of {len(done.shares)} checkpoints, {done.parameters:,} numbers")
+    table = make_table(["checkpoint", "share"])
+    for source, share in done.shares.items():
+        table.add_row(source, f"{share:.4g}")
+    print_table(console, "Averaged", table)
+
+
+def _read_weights(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--weights is {text!r}; it must be numbers such as 2,1,1.") from error
