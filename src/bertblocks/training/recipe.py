@@ -80,13 +80,15 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file or of a shipped name (None: the demo), changed by overrides such as `optimizer.lr=2e-3`.
+    """The recipe of a shipped name (None: the demo) or of a file, changed by overrides such as `optimizer.lr=2e-3`.
+
+    A shipped name comes first; `./name` is a file of the same name.
 
     Example:
         >>> read_recipe(overrides=["optimizer.lr=2e-3", "phases.0.duration=1M tokens"]).optimizer.lr
         0.002
     """
-    values, origin = ({}, "the demo recipe") if source is None else _find(str(source))
+    values, origin = _find("demo" if source is None else str(source))
     for assignment in overrides:
         override(Recipe, values, assignment)
     return read_section(Recipe, values, origin)
@@ -94,7 +96,7 @@ def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ())
 
 def _find(source: str) -> tuple[dict[str, Any], str]:
     path = Path(source)
-    if not path.exists() and source in recipe_names():
+    if source in recipe_names():
         path = Path(str(resources.files("bertblocks.recipes") / f"{source}.yaml"))
     elif not path.exists():
         raise RecipeError(
