@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertblocks.data.hashing import combine, draw, uniform
+from bertblocks.data.hashing import UInt64, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.models.masked_lm import IGNORE
@@ -23,8 +23,8 @@ SPAN_MAX = 10
 class MaskedLanguageModeling(Objective):
     """Hides a share of the tokens; of those chosen some become [MASK], some a random token, the rest stay.
 
-    Every token that is not special is chosen with the probability `rate`, alone, with its whole word, or in spans
-    (of words, if `whole_word` says so).
+    Every token that is not special is chosen with the probability `rate`: alone, with its whole word, or in spans (of
+    words, if `whole_word` says so) of SpanBERT's lengths.
     """
 
     overhead = 2
@@ -92,15 +92,12 @@ class MaskedLanguageModeling(Objective):
         unit = np.cumsum(starts_unit) - 1  # the word, or the token, that each token belongs to
         units = np.add.reduceat(starts_unit, tokens.starts, dtype=np.int64)  # in each piece
         keys = combine(tokens.keys, "choose")
-        chosen = _in_spans(keys, units, rate) if self.spans else _alone(keys, units, rate)
-        return chosen[unit]
+        if self.spans:
+            return _in_spans(keys, units, rate)[unit]
+        return (uniform(draw(np.repeat(keys, units), count_within(units))) < rate)[unit]
 
 
-def _alone(keys: NDArray[np.uint64], units: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
-    return uniform(draw(np.repeat(keys, units), count_within(units))) < rate
-
-
-def _in_spans(keys: NDArray[np.uint64], units: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
+def _in_spans(keys: UInt64, units: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
     """Which units lie in a span.
 
     A span may start at every unit, and at those that would stand before the piece, with the one probability that
@@ -110,12 +107,12 @@ def _in_spans(keys: NDArray[np.uint64], units: NDArray[np.int64], rate: float) -
     number = count_within(widths)
     repeated = np.repeat(keys, widths)
     starts = uniform(draw(repeated, 2 * number)) < _start_probability(rate)
-    # of a geometric length by its inverse distribution
+    # a geometric length by its inverse distribution
     tail = 1 - uniform(draw(repeated, 2 * number + 1))
-    lengths = np.minimum(1 + np.floor(np.log(tail) / np.log(1 - SPAN_STOP)).astype(np.int64), SPAN_MAX)
-    ends = np.arange(len(number)) + np.where(starts, lengths, 0)
-    # pieces are SPAN_MAX - 1 apart, so no span reaches from one into the units of the next
-    covered = np.maximum.accumulate(ends) > np.arange(len(number))
+    lengths = np.minimum(1 + np.floor(np.log(tail) / np.log(1 - SPAN_STOP)), SPAN_MAX).astype(np.int64)
+    places = np.arange(len(number))
+    # the units before the next piece are as many as a span can reach beyond the end of this one
+    covered = np.maximum.accumulate(places + np.where(starts, lengths, 0)) > places
     return covered[number >= SPAN_MAX - 1]
 
 

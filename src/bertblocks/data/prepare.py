@@ -1,0 +1,190 @@
+"""Tokenizing a corpus once, in parallel, into Arrow shards; what a killed run has finished is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertblocks.data.corpus import Corpus, CorpusError, Document, Tally
+from bertblocks.data.files import write_whole
+from bertblocks.data.tokens import INFO, TokenStore
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+#: Part of the fingerprint; raised when shards are written in another way.
+FORMAT = 1
+#: Documents that are tokenized together, and that share a batch of an Arrow file.
+BATCH = 2000
+PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+
+#: Told how many shards are done, of how many.
+OnShard = Callable[[int, int], None]
+
+
+def prepare(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path | str,
+    workers: int | None = None,
+    max_bad_share: float = 0.01,
+    on_shard: OnShard = lambda done, total: None,
+) -> TokenStore:
+    """Tokenizes a corpus into a folder, or opens what is there if it was made of the same corpus and tokenizer.
+
+    Shards that an interrupted call has finished are kept; those of another corpus or tokenizer are replaced. Raises
+    `CorpusError` if more than `max_bad_share` of the records cannot be used.
+    """
+    folder = Path(folder)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    described = json.dumps([FORMAT, corpus.describe(), backend], sort_keys=True)
+    fingerprint = blake2b(described.encode(), digest_size=16).hexdigest()
+    shards = corpus.shards()
+    if _read(folder / PLAN).get("fingerprint") != fingerprint:
+        _clear(folder)
+        _write(folder / TOKENIZER, backend)
+        _write(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
+    missing = [number for number in range(len(shards)) if not _marker(folder, number).is_file()]
+    on_shard(len(shards) - len(missing), len(shards))
+    finished = _make_shards(corpus, shards, folder, missing, workers or os.cpu_count() or 1)
+    for done, _ in enumerate(finished, start=len(shards) - len(missing) + 1):
+        on_shard(done, len(shards))
+    if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
+        _write(folder / INFO, _summary(folder, len(shards), fingerprint))
+    store = TokenStore(folder)
+    Tally(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
+    return store
+
+
+def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[int], workers: int) -> Iterator[None]:
+    """Yields after each shard."""
+    workers = min(workers, len(missing))
+    if workers <= 1:
+        for number in missing:
+            make_shard(corpus, shards[number], folder, number)
+            yield
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_use_one_core) as pool:
+        jobs = [pool.submit(make_shard, corpus, shards[number], folder, number) for number in missing]
+        try:
+            for job in as_completed(jobs):
+                yield job.result()
+        except BrokenProcessPool as error:
+            raise CorpusError(
+                "A process that tokenizes was killed, most likely for lack of memory; run again with fewer workers "
+                "(finished shards are kept)."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _use_one_core() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
+    """Tokenizes one shard; its counts are written last and mark it as whole."""
+    from datasets import Features, Sequence, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    tokenizer = _load(folder / TOKENIZER)
+    tally = Tally()
+    counts = dict.fromkeys(("tokens", "held_out_documents", "held_out_tokens"), 0)
+    features = Features({"ids": Sequence(Value("int32")), "held_out": Value("bool")})
+    with write_whole(_arrow(folder, number)) as file:
+        writer = ArrowWriter(features=features, stream=file)
+        for documents in _in_batches(tally.count(corpus.read(shard))):
+            table, lengths = _tokenize(tokenizer, documents)
+            held_out = np.array([document.held_out for document in documents])
+            writer.write_table(table)
+            counts["tokens"] += int(lengths.sum())
+            counts["held_out_documents"] += int(held_out.sum())
+            counts["held_out_tokens"] += int(lengths[held_out].sum())
+        writer.finalize(close_stream=False)
+    _write(_marker(folder, number), {"tally": asdict(tally), "counts": counts})
+
+
+def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.ndarray]:
+    import pyarrow
+
+    encodings = tokenizer.encode_batch_fast([document.text for document in documents], add_special_tokens=False)
+    ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+    lengths = np.array([len(one) for one in ids])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns = {
+        "ids": pyarrow.ListArray.from_arrays(offsets, np.concatenate(ids)),
+        "held_out": pyarrow.array([document.held_out for document in documents]),
+    }
+    return pyarrow.table(columns), lengths
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # a text that speaks of [MASK] holds none
+    return tokenizer
+
+
+def _in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    iterator = iter(documents)
+    while batch := list(islice(iterator, BATCH)):
+        yield batch
+
+
+# ---------------------------------------------------------------------- the folder
+
+
+def _arrow(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.arrow"
+
+
+def _marker(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _write(path: Path, value: Any) -> None:
+    with write_whole(path) as file:
+        file.write(json.dumps(value, ensure_ascii=False).encode())
+
+
+def _clear(folder: Path) -> None:
+    """Takes away what an earlier call wrote, what says that it is whole first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in (INFO, PLAN, "shard-*.json", "shard-*.arrow"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
+    tally = Tally()
+    counts: dict[str, int] = {}
+    for number in range(shards):
+        marker = _read(_marker(folder, number))
+        tally.add(Tally(**marker["tally"]))
+        for key, count in marker["counts"].items():
+            counts[key] = counts.get(key, 0) + count
+    return {
+        "fingerprint": fingerprint,
+        "counts": {"documents": tally.good, "bad_records": tally.bad, **counts},
+        "bad_records": tally.named,
+        "shards": [_arrow(folder, number).name for number in range(shards)],
+    }

@@ -1,0 +1,103 @@
+"""Tokenizers: trained on a corpus, or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+Kind = Literal["wordpiece", "bpe"]
+
+#: In the order of their ids.
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+#: Text that a tokenizer is trained on at most: more changes its vocabulary little.
+SAMPLE_BYTES = 32 * 10**6
+#: Characters that get an entry of their own in WordPiece; the rest are rare enough to be unknown.
+MAX_ALPHABET = 1000
+BYTES = 256
+
+
+def train_tokenizer(kind: Kind, vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer with exactly the special tokens [PAD] [UNK] [CLS] [SEP] [MASK], for texts and pairs of texts.
+
+    WordPiece reads text as BERT's uncased models do; BPE works on bytes, so that nothing is unknown to it.
+
+    Example:
+        >>> tokenizer = train_tokenizer("wordpiece", 40, ["a small model", "a smaller model"] * 3)
+        >>> tokenizer.tokenize("a small model")
+        ['a', 'small', 'model']
+    """
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    if kind not in ("wordpiece", "bpe"):
+        raise ValueError(f"The kind of tokenizer is {kind!r}; it must be wordpiece or bpe.")
+    least = len(SPECIAL_TOKENS) + (BYTES if kind == "bpe" else 1)
+    if vocab_size < least:
+        raise ValueError(f"vocab_size is {vocab_size}; a {kind} tokenizer needs at least {least}.")
+    tokenizer, trainer = _wordpiece(vocab_size) if kind == "wordpiece" else _bpe(vocab_size)
+    tokenizer.train_from_iterator(documents, trainer)
+    cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS)
+
+
+def _wordpiece(vocab_size: int) -> tuple[Tokenizer, Any]:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        limit_alphabet=min(MAX_ALPHABET, vocab_size // 4),
+        show_progress=False,
+    )
+    return tokenizer, trainer
+
+
+def _bpe(vocab_size: int) -> tuple[Tokenizer, Any]:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # the space before a word is part of it: [MASK] takes it over
+    specials = [AddedToken(token, special=True, lstrip=name == "mask_token") for name, token in SPECIAL_TOKENS.items()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return tokenizer, trainer
+
+
+def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerFast:
+    """A tokenizer of a folder or of the hub; raises unless it is one of the fast kind, which shards are made with."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path_or_id))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"No tokenizer can be loaded from {path_or_id}: {str(error).splitlines()[0]}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"The tokenizer of {path_or_id} has no tokenizer.json; save it as a fast one first.")
+    return tokenizer

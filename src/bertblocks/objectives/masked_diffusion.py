@@ -1,0 +1,59 @@
+"""Masked diffusion (Sahoo et al., 2024; Nie et al., 2025): a random share of each text is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertblocks.data.hashing import GOLDEN, combine, draw, uniform
+from bertblocks.data.stream import Row
+from bertblocks.data.vocabulary import Vocabulary
+from bertblocks.models.masked_lm import IGNORE
+from bertblocks.objectives.base import Batch, Objective, Tokens, enclose, offsets
+
+
+class MaskedDiffusion(Objective):
+    """Hides every token of a piece with a probability t of its own; hidden tokens count 1/t in the loss.
+
+    t is spread evenly over [min_time, 1], better than chance would, in every batch: it follows the golden-ratio
+    sequence along the pieces of the stream. So it depends on the seed and the piece's place in the stream, and not on
+    how batches are cut or split.
+    """
+
+    overhead = 2
+
+    def __init__(self, vocabulary: Vocabulary, min_time: float = 1e-3) -> None:
+        if not 0 < min_time < 1:
+            raise ValueError(f"min_time is {min_time}; it must be above 0 and below 1.")
+        self.vocabulary, self.min_time = vocabulary, min_time
+
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> Batch:
+        tokens, vocabulary = Tokens.of(rows, seed), self.vocabulary
+        spread = uniform(combine("time", seed) + tokens.places.astype(np.uint64) * GOLDEN)
+        times = self.min_time + (1 - self.min_time) * spread
+        ordinary = ~vocabulary.is_special[tokens.ids]
+        hidden = uniform(draw(tokens.token_keys("hide"), tokens.positions)) < np.repeat(times, tokens.lengths)
+        hidden &= ordinary
+        ids = np.where(hidden, vocabulary.mask, tokens.ids)
+        labels = np.where(hidden, tokens.ids, IGNORE)
+        return Batch(
+            input_ids=torch.from_numpy(enclose(ids, tokens.lengths, vocabulary.cls, vocabulary.sep)),
+            cu_seqlens=offsets(tokens.lengths + self.overhead),
+            counts={"masked_diffusion": int(ordinary.sum())},
+            labels=torch.from_numpy(enclose(labels, tokens.lengths, IGNORE, IGNORE)),
+            timesteps=torch.from_numpy(times.astype(np.float32)),
+        )
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        out = model(
+            input_ids=batch.input_ids,
+            cu_seqlens=batch.cu_seqlens,
+            labels=batch.labels,
+            timesteps=batch.timesteps,
+            num_items_in_batch=1,
+            return_logits=False,
+        )
+        return {"masked_diffusion": out.loss}
