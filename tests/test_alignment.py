@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import EsmTokenizer, PreTrainedTokenizerFast
 
 from bertblocks.tasks.alignment import align, join_words, spread_labels, trim, words_of
 from bertblocks.tasks.spans import ScoredSpan, best_answers, best_spans, tokens_of_span
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.tasks.windows import cut_windows, merge_windows
+from small_tokenizers import TOKENIZERS, wrap
 
 NASTY = [
     "plain",
@@ -43,62 +43,6 @@ NASTY = [
     "</s>",
     "\x00",
 ]
-CORPUS = ["plain words are here", "two leading trailing don't U.S.", "北京 東京タワー", "שלום العربية", "xxxxxxxx été"]
-
-
-def word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special))
-    ends = [("[CLS]", 2), ("[SEP]", 3)]
-    pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, ends)
-    return tokenizer
-
-
-def byte_level(add_prefix_space: bool = False) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<s>", "</s>", "<mask>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    if add_prefix_space:
-        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
-    else:  # as ModernBERT: offsets with the leading space
-        tokenizer.post_processor = processors.TemplateProcessing(
-            "<s> $A </s>", "<s> $A </s> $B </s>", [("<s>", 0), ("</s>", 1)]
-        )
-    return tokenizer
-
-
-def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.UnigramTrainer(vocab_size=80, special_tokens=["<unk>", "<mask>"], unk_token="<unk>")
-    )
-    return tokenizer
-
-
-TOKENIZERS = {
-    "wordpiece": word_piece(),
-    "bpe": byte_level(),
-    "bpe with prefix space": byte_level(add_prefix_space=True),
-    "unigram": unigram(),
-}
-
-
-def wrap(name: str) -> PreTrainedTokenizerFast:
-    inputs = ["input_ids", "token_type_ids"] if name == "wordpiece" else ["input_ids"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(TOKENIZERS[name].to_str()), model_input_names=inputs
-    )
 
 
 @pytest.fixture(params=list(TOKENIZERS))

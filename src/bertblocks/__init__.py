@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bertblocks.families import to_huggingface as to_huggingface
     from bertblocks.families.convert import convert as convert
     from bertblocks.families.load import load as load
+    from bertblocks.inference import Predictor as Predictor
     from bertblocks.layout import SequenceLayout as SequenceLayout
     from bertblocks.models import BertBlocksForMaskedDiffusion as BertBlocksForMaskedDiffusion
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
@@ -50,6 +51,7 @@ _HOMES = {
     "BertBlocksModel": "models",
     "BertBlocksPreTrainedModel": "models",
     "ConfigError": "checks",
+    "Predictor": "inference",
     "SequenceLayout": "layout",
     "convert": "families.convert",
     "from_huggingface": "families",
