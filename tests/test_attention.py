@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bertblocks import BertBlocksModel
-from bertblocks.backends import AttentionPattern, EagerBackend, FlashBackend, SdpaBackend, get_backend
+from bertblocks.backends import AttentionPattern, CpuBackend, EagerBackend, FlashBackend, SdpaBackend, get_backend
+from bertblocks.backends import cpu as cpu_module
 from bertblocks.backends import flash as flash_module
 from bertblocks.backends import sdpa as sdpa_module
 from bertblocks.blocks.position import ALiBi, BlockPosition, alibi_slopes
@@ -39,16 +40,17 @@ PATTERNS = {
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("kind", ["ragged", "padded"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "sdpa in blocks"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "sdpa in blocks", "cpu", "cpu in blocks"])
 def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monkeypatch):
-    if backend == "sdpa in blocks":
+    if "blocks" in backend:
         monkeypatch.setattr(SdpaBackend, "block_size", 3)  # beyond two slabs of keys from 22 tokens on
+    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 24)  # beyond it a global sequence is the fused kernel's
     lengths = [29, 1, 0, 9, 24]
     layout = layouts(lengths)[kind]
     options = PATTERNS[pattern]
     q, k, v = flat_qkv(layout.positions.shape[0])
     position = ALiBi(HEADS) if with_alibi else BlockPosition()
-    chosen = EagerBackend() if backend == "eager" else SdpaBackend()
+    chosen = {"eager": EagerBackend, "sdpa": SdpaBackend, "cpu": CpuBackend}[backend.split()[0]]()
     out = chosen.attend(q, k, v, layout, AttentionPattern(position=position, **options), 0.4, 0.0)
     slopes = alibi_slopes(HEADS) if with_alibi else None
     for row, length in enumerate(lengths):
@@ -58,7 +60,7 @@ def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monk
         torch.testing.assert_close(out[tokens], expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend()], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
     """Padding far from any real token in a local layer, and a row that is padding only."""
@@ -74,9 +76,10 @@ def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
         assert torch.isfinite(x).all()
 
 
-def test_local_layers_of_long_sequences_go_by_blocks():
+@pytest.mark.parametrize("backend", [SdpaBackend(), CpuBackend()], ids=["sdpa", "cpu"])
+def test_local_layers_of_long_sequences_go_by_blocks(backend):
     """No matrix of length x length is made: the largest tensor stays linear in the length."""
-    backend, pattern = SdpaBackend(), AttentionPattern(half_window=64)
+    pattern = AttentionPattern(half_window=64)
     assert not backend.is_banded(65, pattern)
     assert backend.is_banded(4096, pattern)
     sizes = []
@@ -88,6 +91,33 @@ def test_local_layers_of_long_sequences_go_by_blocks():
             backend.attend(q, q, q, layout, pattern, 0.4, 0.0)
         sizes.append(largest.numel)
     assert sizes[1] <= 2.1 * sizes[0]
+
+
+#: Rows of one length: one token, around a block of 3 queries with 4 keys on both sides, and a row alone.
+RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 29)]
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("together", [0, 64], ids=["apart", "together"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("rows", "length"), RECTANGLES)
+def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together, with_alibi, monkeypatch):
+    """Forward and gradients, with and without autograd, in double precision."""
+    monkeypatch.setattr(CpuBackend, "block_size", 3)
+    monkeypatch.setattr(cpu_module, "LONGEST_TOGETHER", together)
+    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 20)
+    layout = SequenceLayout.from_shape(rows, length, torch.device("cpu"))
+    qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
+    weight = torch.randn(rows * length, HEADS, SIZE, dtype=torch.float64)
+    options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    results = []
+    for backend in (EagerBackend(), CpuBackend()):
+        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
+    with torch.no_grad():
+        results[0].append(results[0][0])
+        results[1].append(CpuBackend().attend(*qkv, layout, options, 0.4, 0.0))
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
 
 class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
@@ -112,7 +142,7 @@ def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
     torch.testing.assert_close(SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), whole, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend()], ids=["eager", "sdpa"])
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 @pytest.mark.parametrize("kind", ["ragged", "padded"])
 def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
     layout = layouts([12, 5])[kind]

@@ -96,7 +96,7 @@ def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
     flat = torch.cat(sequences)
     bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
     rows, segments = pack_rows(sequences)
-    for backend, layout in itertools.product(("eager", "sdpa"), ("padded", "ragged", "flat", "rows")):
+    for backend, layout in itertools.product(("eager", "sdpa", "cpu"), ("padded", "ragged", "flat", "rows")):
         model.zero_grad()
         model.config.attention_backend = backend
         model.config.unpad = layout != "padded"

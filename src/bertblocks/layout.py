@@ -205,9 +205,10 @@ class SequenceLayout:
         return torch.where(self.length_tensor > 0, starts, torch.zeros_like(starts))
 
     def slices(self) -> list[slice]:
-        """The tokens of each sequence that has any (ragged layouts)."""
+        """The tokens of each sequence that has any."""
+        rows, row_length = self.rectangle or (0, 0)
         slices, start = [], 0
-        for length in self.lengths:
+        for length in self.lengths or [row_length] * rows:
             if length:
                 slices.append(slice(start, start + length))
             start += length

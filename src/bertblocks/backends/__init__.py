@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bertblocks.backends.base import AttentionBackend, AttentionPattern
+from bertblocks.backends.cpu import CpuBackend
 from bertblocks.backends.eager import EagerBackend
 from bertblocks.backends.flash import FlashBackend, why_not_flash
 from bertblocks.backends.sdpa import SdpaBackend
@@ -18,13 +19,16 @@ register_backend = BACKENDS.register
 register_backend("eager")(EagerBackend)
 register_backend("sdpa")(SdpaBackend)
 register_backend("flash")(FlashBackend)
+register_backend("cpu")(CpuBackend)
 
 
 def get_backend(
     name: str, device: torch.device, dtype: torch.dtype, layout: SequenceLayout, patterns: Sequence[AttentionPattern]
 ) -> AttentionBackend:
-    """A backend by name; "auto" is flash-attn where it can run all of these patterns, otherwise sdpa."""
-    if name == "auto":
+    """A backend by name; "auto" is cpu there, flash-attn where it can run all of these patterns, otherwise sdpa."""
+    if name == "auto" and device.type == "cpu":
+        name = "cpu"
+    elif name == "auto":
         reasons = (why_not_flash(device, dtype, layout, pattern) for pattern in patterns)
         name = "sdpa" if any(reasons) else "flash"
     return BACKENDS[name]()
@@ -34,6 +38,7 @@ __all__ = [
     "BACKENDS",
     "AttentionBackend",
     "AttentionPattern",
+    "CpuBackend",
     "EagerBackend",
     "FlashBackend",
     "SdpaBackend",

@@ -35,9 +35,11 @@ class SdpaBackend(AttentionBackend):
             q, k, v = (split_heads(x, rows) for x in (q, k, v))
             return merge_heads(self._attend(q, k, v, layout, pattern, scale, dropout))
         outputs = []
-        for tokens in layout.slices():
-            one_q, one_k, one_v = (split_heads(x[tokens], 1) for x in (q, k, v))
-            outputs.append(merge_heads(self._attend(one_q, one_k, one_v, layout, pattern, scale, dropout)))
+        # split, because the gradient of a slice is as large as the whole
+        for sequence in zip(*(x.split(layout.lengths) for x in (q, k, v)), strict=True):
+            if len(sequence[0]):
+                one_q, one_k, one_v = (split_heads(x, 1) for x in sequence)
+                outputs.append(merge_heads(self._attend(one_q, one_k, one_v, layout, pattern, scale, dropout)))
         return torch.cat(outputs) if outputs else q
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
@@ -71,7 +73,7 @@ class SdpaBackend(AttentionBackend):
             queries = slice(start, min(start + rows, length))
 
             def compute(queries: slice = queries) -> Tensor:
-                return _mask(q, pattern, queries, length)
+                return make_mask(q, pattern, queries, length)
 
             # autograd would keep the mask of every layer: then they had better be one
             key = ("sdpa chunk", pattern.memo_key(), queries.start, length, q.dtype)
@@ -87,14 +89,14 @@ class SdpaBackend(AttentionBackend):
         if pattern.sees_all(length) and not pattern.has_bias:
             return None
         if not pattern.is_constant:
-            return _mask(q, pattern, slice(0, length), length)
+            return make_mask(q, pattern, slice(0, length), length)
         heads, key = q.shape[1], pattern.memo_key()
 
         def find_longest() -> int:
             return max(n for n in (length, *layout.lengths) if self._fits_one_mask(n, heads, pattern))
 
         longest = layout.memo(("sdpa longest", key, heads), find_longest)
-        whole = layout.memo(("sdpa full", key, q.dtype), lambda: _mask(q, pattern, slice(0, longest), longest))
+        whole = layout.memo(("sdpa full", key, q.dtype), lambda: make_mask(q, pattern, slice(0, longest), longest))
         return whole[:, :length, :length]
 
     def _banded(
@@ -142,7 +144,7 @@ class SdpaBackend(AttentionBackend):
         if not num_global:
             return out
         whole = AttentionPattern(position=pattern.position)
-        global_mask = _mask(q, whole, slice(0, num_global), length) if whole.has_bias else None
+        global_mask = make_mask(q, whole, slice(0, num_global), length) if whole.has_bias else None
         global_rows = _sdpa(q[:, :, :num_global], k, v, global_mask, layout.key_mask, scale, dropout)
         return torch.cat((global_rows, out[:, :, num_global:]), dim=2)
 
@@ -166,7 +168,7 @@ class SdpaBackend(AttentionBackend):
         return _additive(visible, bias, q.dtype).transpose(0, 1)
 
 
-def _mask(q: Tensor, pattern: AttentionPattern, queries: slice, num_keys: int) -> Tensor:
+def make_mask(q: Tensor, pattern: AttentionPattern, queries: slice, num_keys: int) -> Tensor:
     """The additive mask `[heads or 1, queries, keys]` of some rows of a pattern."""
     i = torch.arange(queries.start, queries.stop, device=q.device)[:, None]
     j = torch.arange(num_keys, device=q.device)
@@ -183,6 +185,8 @@ def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
     """One call, with padding keys hidden and 0 for a query that sees nothing."""
+    if mask is not None and mask.dim() == 3:
+        mask = mask[None]  # torch's fused kernel wants four dimensions
     if key_mask is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     keys = key_mask[:, None, None]  # [rows, 1, 1, keys]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.blocks.activation import get_activation
-from bertblocks.blocks.linear import Linear
+from bertblocks.blocks.linear import Linear, is_untouched
+from bertblocks.functions.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
 from bertblocks.kernels import liger
 from bertblocks.registry import Registry
 
@@ -43,16 +44,26 @@ class MLP(nn.Module):
         self.up = Linear(hidden_size, sum(parts), in_bias, role="up", parts=parts)
         self.down = Linear(intermediate_size, hidden_size, out_bias, role="out")
         self.activation = get_activation(activation)
+        self.activation_name = activation
         self.dropout = nn.Dropout(dropout)
         self.out_dropout = nn.Dropout(out_dropout)
         self.is_silu = activation in ("silu", "swish")
         self.kernel_backend = kernel_backend
 
-    def hidden(self, up: Tensor) -> Tensor:
-        return self.activation(up)
+    def fuses(self, x: Tensor) -> bool:
+        """True if the up projection and its activation may be one operation."""
+        if torch.is_grad_enabled() or self.activation_name not in POST_OPERATIONS or not is_untouched(self.up):
+            return False
+        return runs_on_onednn(x, self.up.weight)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The units between the projections."""
+        if self.fuses(x):
+            return activated_linear(x, self.up.weight, self.up.bias, self.activation_name)
+        return self.activation(self.up(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_dropout(self.down(self.dropout(self.hidden(self.up(x)))))
+        return self.out_dropout(self.down(self.dropout(self.hidden(x))))
 
 
 @register_mlp("glu")
@@ -61,7 +72,15 @@ class GLU(MLP):
 
     num_up = 2
 
-    def hidden(self, up: Tensor) -> Tensor:
+    def hidden(self, x: Tensor) -> Tensor:
+        if not self.fuses(x):
+            return self.gated(self.up(x))
+        gate_weight, value_weight = self.up.weight.chunk(2)
+        gate_bias, value_bias = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
+        gate = activated_linear(x, gate_weight, gate_bias, self.activation_name)
+        return multiplied_linear(x, value_weight, value_bias, gate)
+
+    def gated(self, up: Tensor) -> Tensor:
         gate, value = up.chunk(2, dim=-1)
         if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
             return kernels.swiglu(gate, value)
@@ -79,8 +98,8 @@ class NGPTMLP(GLU):
         self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
         self.gain = math.sqrt(hidden_size)
 
-    def hidden(self, up: Tensor) -> Tensor:
-        return super().hidden(up * (self.gain * self.suv))
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.gated(self.up(x) * (self.gain * self.suv))
 
 
 def get_mlp(config: BertBlocksConfig) -> nn.Module:
