@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -155,12 +157,14 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         top_p: float | None = None,
         block_length: int | None = None,
         generator: torch.Generator | None = None,
+        on_step: Callable[[Tensor], None] = lambda ids: None,
     ) -> Tensor:
         """Fills every [MASK] of `input_ids` over `steps` forward passes, without dropout, and keeps all other tokens.
 
         `order` "confidence" reveals the surest tokens first, "ancestral" random ones at the rate of the diffusion.
         `temperature` 0 takes the likeliest token; `top_k` and `top_p` narrow the choice above 0. With `block_length`
-        masks are filled block by block from left to right. [MASK] and padding are never written.
+        masks are filled block by block from left to right. [MASK] and padding are never written. `on_step` is shown the
+        ids after each pass.
         """
         _check_sampling(steps, order, temperature, top_k, top_p, block_length)
         ids = input_ids.clone()
@@ -190,6 +194,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                 chosen = _reveal(todo, sureness_now, passes - index, order, generator)
                 ids = torch.where(chosen, ids_now, ids)
                 open_ = open_ & ~chosen
+                on_step(ids)
         self.train(was_training)
         return ids
 
