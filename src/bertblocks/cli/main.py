@@ -7,12 +7,16 @@ from typing import Annotated
 import typer
 
 from bertblocks import __version__
+from bertblocks.cli import data, tokenizer
 from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
 from bertblocks.cli.families import families
+from bertblocks.cli.generate import generate
 from bertblocks.cli.merge import merge
 from bertblocks.cli.presets import presets
+from bertblocks.cli.pretrain import pretrain
+from bertblocks.cli.quantize import quantize
 from bertblocks.cli.schema import schema
 
 app = typer.Typer(
@@ -25,9 +29,14 @@ app.command()(describe)
 app.command()(compare)
 app.command()(presets)
 app.command()(convert)
+app.command()(quantize)
 app.command()(families)
 app.command()(schema)
+app.command()(pretrain)
 app.command()(merge)
+app.command()(generate)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(data.app, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -65,7 +65,7 @@ class Tally:
         """Raises if there is no document, or more bad records than allowed."""
         total = self.good + self.bad
         if self.bad > max_bad_share * total:
-            named = "; ".join(self.named[:3]) + ("; ..." if self.bad > 3 else "")
+            named = "; ".join(self.named[:3]) + ("; and so on" if len(self.named) > 3 else "")
             raise CorpusError(
                 f"{self.bad:,} of {total:,} records cannot be used, more than max_bad_share = {max_bad_share} allows: "
                 f"{named}."

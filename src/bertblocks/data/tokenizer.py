@@ -94,10 +94,13 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerFast:
     """A tokenizer of a folder or of the hub; raises unless it is one of the fast kind, which shards are made with."""
     from transformers import AutoTokenizer
 
+    text = str(path_or_id)
+    if not Path(text).is_dir() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
+        raise ValueError(f"{text} is no folder with a tokenizer.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path_or_id))
+        tokenizer = AutoTokenizer.from_pretrained(text)
     except (OSError, ValueError) as error:
-        raise ValueError(f"No tokenizer can be loaded from {path_or_id}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"No tokenizer can be loaded from {text}: {str(error).splitlines()[0]}") from error
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"The tokenizer of {path_or_id} has no tokenizer.json; save it as a fast one first.")
+        raise ValueError(f"The tokenizer of {text} has no tokenizer.json; save it as a fast one first.")
     return tokenizer

@@ -1,0 +1,71 @@
+"""`bertblocks data`: corpora made ready for training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Split, Workers, choose_corpus
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.source import fail
+
+app = typer.Typer(help="Prepare corpora.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    pass
+
+
+@app.command()
+def prepare(
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write, or to continue.")],
+    files: Files = None,
+    tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer, or a hub id.", show_default=False)] = ...,  # type: ignore[assignment]
+    dataset: Dataset = None,
+    docstrings: Docstrings = False,
+    column: Column = "text",
+    split: Split = "train",
+    one_per: OnePer = "paragraph",
+    held_out: Annotated[float, typer.Option(min=0, max=1, help="The share of documents kept for evaluation.")] = 0.0,
+    max_bad_share: Annotated[
+        float, typer.Option(min=0, max=1, help="More bad records than this share of all are an error.")
+    ] = 0.01,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise a corpus once, into memory-mapped Arrow files. A killed run continues where it was."""
+    from bertblocks.data import prepare as preparation
+    from bertblocks.data.tokenizer import load_tokenizer
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("shards", total=None)
+        try:
+            loaded = load_tokenizer(tokenizer)
+            cache = target / "docstrings.jsonl" if docstrings else None
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers)
+            store = preparation.prepare(
+                corpus,
+                loaded,
+                target,
+                workers,
+                max_bad_share,
+                on_shard=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        except (OSError, ValueError) as error:
+            fail(error)
+    for problem in store.bad_records:
+        typer.echo(f"bertblocks: bad record: {problem}", err=True)
+    if as_json:
+        print_json({"folder": str(target), **store.counts, "named_bad_records": store.bad_records})
+        return
+    table = make_table(["count", "number"])
+    for name, count in store.counts.items():
+        table.add_row(name.replace("_", " "), f"{count:,}")
+    print_table(make_console(), str(target), table)

@@ -1,0 +1,49 @@
+"""`bertblocks tokenizer`: vocabularies made of a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
+
+import typer
+
+from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Split, Workers, choose_corpus
+from bertblocks.cli.source import fail
+
+app = typer.Typer(help="Train tokenizers.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    pass
+
+
+@app.command()
+def train(
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write.")],
+    files: Files = None,
+    dataset: Dataset = None,
+    docstrings: Docstrings = False,
+    kind: Annotated[Literal["wordpiece", "bpe"], typer.Option(help="BERT's uncased kind, or pairs of bytes.")] = (
+        "wordpiece"
+    ),
+    vocab_size: Annotated[int, typer.Option(min=16, help="Entries, special tokens included.")] = 30_000,
+    column: Column = "text",
+    split: Split = "train",
+    one_per: OnePer = "paragraph",
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Text that is used at most, from the whole corpus.")] = 32,
+    workers: Workers = None,
+) -> None:
+    """Train a tokenizer on a corpus and write it for `AutoTokenizer`."""
+    from bertblocks.data.tokenizer import train_tokenizer
+
+    with TemporaryDirectory() as folder:
+        cache = Path(folder, "docstrings.jsonl") if docstrings else None
+        try:
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers)
+            tokenizer = train_tokenizer(kind, vocab_size, corpus.sample(max_megabytes * 10**6))
+            tokenizer.save_pretrained(target)
+        except (OSError, ValueError) as error:
+            fail(error)
+    typer.echo(f"{target}: a {kind} tokenizer of {len(tokenizer):,} entries.")
