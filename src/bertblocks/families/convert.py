@@ -94,10 +94,7 @@ def convert(
         get_family(to)
     if not 0 < tolerance < math.inf:
         raise ValueError(f"tolerance is {tolerance}; it must be a number greater than 0.")
-    refuse_existing(target)
-    folder = find_checkpoint(source, allow_pickle)
-    if target.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
+    folder = find_source(source, target, allow_pickle)
     source_family = read_json(folder / "config.json").get("model_type", OWN)
     model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
     config = model.config
@@ -106,10 +103,7 @@ def convert(
         target_family, refusal = _write(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
-        carried = carry_files(folder, scratch, allow_pickle)
-        if target_family == OWN and has_tokenizer(scratch) and not (scratch / "tokenizer.json").exists():
-            # a family's name alone may tell transformers which tokenizer reads such files; ours does not
-            AutoTokenizer.from_pretrained(folder).save_pretrained(scratch)
+        carried = carry_files(folder, scratch, allow_pickle, keep_tokenizer=target_family != OWN)
         # never more than two models in memory
         reference = model if _is_ours(source_family) else _open_natively(folder, source_family, task)
         del model
@@ -121,6 +115,15 @@ def convert(
                 f"{worst.output} differs by {worst.largest:.1e}, above {worst.tolerance:.1e}; {target} was not written."
             )
     return Conversion(source_family, target_family, task, differences, carried, refusal)
+
+
+def find_source(source: str | Path, target: Path, allow_pickle: bool = False) -> Path:
+    """The folder of a source, once it is clear that `target` can be written beside it."""
+    refuse_existing(target)
+    folder = find_checkpoint(source, allow_pickle)
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
+    return folder
 
 
 def _write(
@@ -142,8 +145,11 @@ def _write(
     return OWN, refusal
 
 
-def carry_files(source: Path, target: Path, allow_pickle: bool = False) -> list[str]:
-    """Copies what is neither weights nor config nor code: tokenizer, sentence-transformers modules, README."""
+def carry_files(source: Path, target: Path, allow_pickle: bool = False, keep_tokenizer: bool = True) -> list[str]:
+    """Copies what is neither weights nor config nor code: tokenizer, sentence-transformers modules, README.
+
+    Unless `keep_tokenizer`, a tokenizer that only the family's name tells transformers how to read is written anew.
+    """
     dropped = DROPPED if allow_pickle else (*DROPPED, "*.bin")
     carried = []
     for path in sorted(source.rglob("*")):
@@ -156,6 +162,8 @@ def carry_files(source: Path, target: Path, allow_pickle: bool = False) -> list[
             carried.append(str(name))
         elif path.suffix == ".bin" and not is_weights:
             warnings.warn(f"{name} is a pickle and was left behind.", stacklevel=3)
+    if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
+        AutoTokenizer.from_pretrained(source).save_pretrained(target)
     return carried
 
 

@@ -1,0 +1,78 @@
+"""`bertblocks quantize`: a checkpoint with int8 linear layers, checked on text."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import make_console, make_table, print_json, print_table, write_bytes
+from bertblocks.cli.source import fail
+
+if TYPE_CHECKING:
+    from bertblocks.quantization.folder import QuantizedFolder
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder of any family, or a hub id.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
+    texts: Annotated[
+        Path | None, typer.Option(help="A file with a text per line to measure the accuracy on, in place of samples.")
+    ] = None,
+    min_cosine: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Refuse if the mean cosine of token vectors is below this.")
+    ] = 0.98,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read .bin files too: tensors only, nothing that could run.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint with int8 weights for fast inference on CPUs, and show how accurate it is."""
+    import transformers
+
+    from bertblocks.quantization.folder import SAMPLE_TEXTS, quantize_folder
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        samples = SAMPLE_TEXTS if texts is None else _read_lines(texts)
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always", UserWarning)
+            done = quantize_folder(source, target, texts=samples, min_cosine=min_cosine, allow_pickle=allow_pickle)
+    except (OSError, ValueError) as error:
+        fail(error)
+    for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
+        typer.echo(f"bertblocks: note: {note}", err=True)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        _print(done, target)
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text: {error}.") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _print(done: QuantizedFolder, target: str) -> None:
+    console = make_console()
+    console.print(f"{done.method} ({done.task}): {target}")
+    console.print(f"{write_bytes(done.source_bytes)} -> {write_bytes(done.target_bytes)}")
+    console.print(done.kernel)
+    accuracy = done.accuracy
+    table = make_table(["measure", "value"])
+    table.add_row("token cosine, mean", f"{accuracy.mean_cosine:.4f}")
+    table.add_row("token cosine, lowest", f"{accuracy.lowest_cosine:.4f}")
+    for drift in accuracy.drift:
+        table.add_row(f"{drift.output}: {drift.meaning}", f"{drift.value:.4f}")
+    where = f"{done.texts} texts" if done.texts else "random ids, as there is no tokenizer"
+    print_table(console, f"Against the source on {where} ({accuracy.tokens} tokens)", table)
+    if done.carried:
+        console.print(f"\nCarried along: {', '.join(done.carried)}")
