@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertblocks.data.files import write_whole
+
 MARKER = "complete.json"
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -123,18 +125,10 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def write_text(path: Path, text: str) -> None:
-    """A file under a temporary name, flushed and renamed."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
 def write_json(path: Path, values: Any) -> None:
-    write_text(path, json.dumps(values, indent=2) + "\n")
+    """JSON that is whole or not there."""
+    with write_whole(path) as file:
+        file.write(json.dumps(values, indent=2).encode() + b"\n")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -113,6 +113,12 @@ def gradients_shared(model: nn.Module, is_last: bool):
         yield
 
 
+def give_back(model: nn.Module) -> None:
+    """Frees whole weights that a forward pass without a backward pass has left in a sharded model."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 # ---------------------------------------------------------------------- tensors
 
 

@@ -27,6 +27,8 @@ SEED = 0
 CHUNK_TOKENS = 2048
 #: Training tokens that the unigram model counts at most.
 UNIGRAM_TOKENS = 5_000_000
+#: Tokens of texts that are shown with a word filled in.
+MIN_SHOWN, MAX_SHOWN = 8, 24
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,39 @@ def _logits(model: Any, batch: Batch) -> Tensor:
     batch = batch.to(model.device)
     out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
     return out["logits" if "logits" in out else "prediction_logits"]
+
+
+# ---------------------------------------------------------------------- examples to look at
+
+
+@dataclass(frozen=True)
+class FilledMask:
+    """A text with one token hidden, that token, and the model's first guesses with their probabilities."""
+
+    text: str
+    answer: str
+    guesses: list[tuple[str, float]]
+
+
+@torch.no_grad()
+def fill_masks(model: Any, tokenizer: Any, held_out: HeldOut, count: int, guesses: int = 3) -> list[FilledMask]:
+    """The first held-out texts of a sentence's length, each with the middle one of its whole words hidden."""
+    vocabulary = held_out.objective.vocabulary
+    filled: list[FilledMask] = []
+    for piece in held_out.pieces:
+        tokens = tokenizer.convert_ids_to_tokens(piece.ids.tolist())
+        follows = [not token.startswith("##") for token in [*tokens[1:], ""]]
+        words = [place for place, token in enumerate(tokens) if follows[place] and token.isalpha() and len(token) > 2]
+        if len(filled) == count:
+            break
+        if not MIN_SHOWN <= len(tokens) <= MAX_SHOWN or not words:
+            continue
+        place = words[len(words) // 2]
+        ids = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
+        ids[place + 1] = vocabulary.mask
+        batch = Batch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
+        best = upcast(_logits(model, batch)[place + 1]).softmax(dim=0).topk(guesses)
+        names = [tokenizer.decode([index]) for index in best.indices.tolist()]
+        text = " ".join(tokenizer.decode(ids[1:-1].tolist()).split())
+        filled.append(FilledMask(text, tokens[place], list(zip(names, best.values.tolist(), strict=True))))
+    return filled

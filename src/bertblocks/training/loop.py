@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from bertblocks.data.hashing import combine
 from bertblocks.families.files import save_tensors
 from bertblocks.training.checkpoints import CheckpointFolder
-from bertblocks.training.distributed import World, gradients_shared, share_model, whole
+from bertblocks.training.distributed import World, give_back, gradients_shared, share_model, whole
 from bertblocks.training.ema import RunningMean
 from bertblocks.training.metrics import MetricsFile
 from bertblocks.training.precision import autocast, choose_precision
@@ -202,7 +202,7 @@ class Trainer:
         self.state.learning_rate = self.task.learning_rate(step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.state.learning_rate
+                group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)
             self.scaler.step(optimizer)
             optimizer.zero_grad()
         self.scaler.update()
@@ -249,8 +249,8 @@ class Trainer:
         if window["slots"]:
             line["packing"] = window["tokens"] / window["slots"]
         line |= {key: value for key, value in self.task.describe(state.step - 1).items() if key != "slots"}
-        left = (self.task.total_steps - state.step) * state.seconds / state.step
-        self.progress.update(state.step, {**line, "seconds_left": left})
+        left = (self.task.total_steps - state.step) * seconds / steps
+        self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": left})
         if is_last or state.step % self.run.log_every == 0:
             self._write({**line, "seconds": state.seconds})
             window.clear()
@@ -295,6 +295,7 @@ class Trainer:
         self.model.eval()
         with torch.no_grad(), self.ema.in_place() if self.ema else contextlib.nullcontext():
             yield
+            give_back(self.model)
 
     def _save(self) -> None:
         state = self.state

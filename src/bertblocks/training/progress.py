@@ -19,9 +19,8 @@ BAR_WIDTH = 20
 class Progress:
     """Shows steps as they are done; silent unless `is_shown`."""
 
-    def __init__(self, console: Console, total: int, is_shown: bool = True) -> None:
+    def __init__(self, console: Console, is_shown: bool = True) -> None:
         self.console = console
-        self.total = total
         self.is_shown = is_shown
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._next = 0.0
@@ -35,15 +34,15 @@ class Progress:
         if self.is_shown and self._live:
             self._live.stop()
 
-    def update(self, step: int, values: dict[str, Any]) -> None:
+    def update(self, step: int, total: int, values: dict[str, Any]) -> None:
         """`values` may have loss, tokens_per_second, packing, seconds_left and phase."""
         now = time.monotonic()
-        if not self.is_shown or (now < self._next and step < self.total):
+        if not self.is_shown or (now < self._next and step < total):
             return
         self._next = now + (LIVE_SECONDS if self._live else PLAIN_SECONDS)
-        line = describe(step, self.total, values)
+        line = describe(step, total, values)
         if self._live:
-            done = round(BAR_WIDTH * step / max(self.total, 1))
+            done = round(BAR_WIDTH * step / max(total, 1))
             bar = Text("━" * done, style="green") + Text("━" * (BAR_WIDTH - done), style="dim")
             self._live.update(bar + Text(" " + line), refresh=True)
         else:

@@ -91,6 +91,8 @@ class Source(Section):
     """The documentation strings of Python and of the installed packages."""
     column: str = "text"
     """The column or key that holds the text."""
+    one_per: Literal["paragraph", "line", "file"] = "paragraph"
+    """What a document is in a .txt file; paragraphs have blank lines between them."""
     split: str = "train"
     """The split of a dataset."""
     weight: Positive = 1.0

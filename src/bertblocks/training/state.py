@@ -74,9 +74,13 @@ class Snapshot:
         }
         self.means = {} if ema is None else {name: whole(one).cpu() for name, one in ema.means.items()}
 
-    def write(self, folder: Path, state: TrainState) -> None:
+    def write_model(self, folder: Path) -> None:
+        """What `from_pretrained` opens."""
         self.config.save_pretrained(folder)
         write_tensors(self.weights, folder, MAX_SHARD_BYTES)
+
+    def write(self, folder: Path, state: TrainState) -> None:
+        self.write_model(folder)
         save_tensors(self.moments, folder / OPTIMIZER)
         if self.means:
             save_tensors(self.means, folder / EMA)

@@ -1,0 +1,69 @@
+"""`bertblocks pretrain`: from texts to a trained model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from bertblocks.cli.output import make_console, make_table, print_table
+from bertblocks.cli.source import fail
+
+if TYPE_CHECKING:
+    from bertblocks.training.pretrain import Pretrained
+
+
+def pretrain(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a shipped one. Default: demo."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values in place of the recipe's.")
+    ] = None,
+) -> None:
+    """Train a model from a recipe; run again, it continues where it was stopped.
+
+    SIGTERM and Ctrl-C save a checkpoint and end with exit code 128 + the signal's number (143 and 130). Several
+    processes: torchrun --nproc-per-node N -m bertblocks pretrain RECIPE.
+    """
+    import transformers
+
+    from bertblocks.training.distributed import ElsewhereError
+    from bertblocks.training.loop import NonFiniteError
+    from bertblocks.training.pretrain import pretrain as run
+    from bertblocks.training.recipe import read_recipe
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    changes = list(overrides or [])
+    if recipe is not None and "=" in recipe:
+        changes, recipe = [recipe, *changes], None
+    console = make_console()
+    try:
+        done = run(read_recipe(recipe, changes), console)
+    except ElsewhereError as error:
+        raise typer.Exit(1) from error
+    except (OSError, ValueError, NonFiniteError) as error:
+        fail(error)
+    if done.signal is not None:
+        console.print(f"Stopped and saved after step {done.outcome.state.step:,}; run the same command to continue.")
+        raise typer.Exit(128 + done.signal)
+    if done.is_first:
+        _print(done, console)
+
+
+def _print(done: Pretrained, console: Console) -> None:
+    metrics = done.metrics
+    table = make_table(["on unseen texts", "model", "unigram"])
+    table.add_row("masked accuracy", f"{metrics['held_out_accuracy']:.1%}", f"{metrics['unigram_accuracy']:.1%}")
+    table.add_row("masked loss", f"{metrics['held_out_loss']:.3f}", f"{metrics['unigram_loss']:.3f}")
+    if "pseudo_perplexity" in metrics:
+        table.add_row("pseudo-perplexity", f"{metrics['pseudo_perplexity']:.1f}", "")
+    print_table(console, "Evaluation", table)
+    guesses = make_table(["hidden word", "guesses", "text"], text_columns=3)
+    for one in done.filled:
+        guesses.add_row(one.answer, ", ".join(f"{word} {share:.0%}" for word, share in one.guesses), one.text)
+    print_table(console, "Filled masks", guesses)
+    console.print(f"\nModel: {done.folder / 'model'}")

@@ -1,0 +1,174 @@
+"""Pretraining from a recipe: texts, tokenizer, model, training, evaluation, and what is left in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from bertblocks.data.vocabulary import Vocabulary
+from bertblocks.training.build import build_model, build_objectives
+from bertblocks.training.checkpoints import write_json
+from bertblocks.training.distributed import World, join, leave
+from bertblocks.training.evaluate import FilledMask, HeldOut, Unigram, fill_masks
+from bertblocks.training.loop import Outcome, Trainer
+from bertblocks.training.optimizers import get_optimizers
+from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.progress import Progress
+from bertblocks.training.recipe import Recipe
+from bertblocks.training.recipe_files import RecipeError
+from bertblocks.training.state import Snapshot
+from bertblocks.training.texts import Texts, make_texts
+from bertblocks.training.timetable import Timetable
+from bertblocks.training.trackers import get_trackers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RECIPE, RESULT = "recipe.json", "result.json"
+#: What may differ when a run is continued: how it runs, not what it computes.
+FREE_KEYS = {"description", "corpus.workers", "run"}
+BOUND_KEYS = {"run.seed", "run.ema"}
+#: Hidden words that are shown at the end.
+SHOWN_MASKS = 5
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a run has come to. `signal` is the one that ended it early; then there are no metrics yet."""
+
+    folder: Path
+    outcome: Outcome
+    #: Whether this is the process that speaks for all.
+    is_first: bool
+    metrics: dict[str, float]
+    filled: list[FilledMask]
+
+    @property
+    def signal(self) -> int | None:
+        return self.outcome.signal
+
+
+def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
+    """Runs a recipe in its folder, or continues the run that is there."""
+    torch.set_flush_denormal(True)  # before the first operation: threads take it over from here
+    world = join(recipe.run.device)
+    try:
+        return _pretrain(recipe, world, console or Console())
+    finally:
+        leave()
+
+
+def _pretrain(recipe: Recipe, world: World, console: Console) -> Pretrained:
+    folder = recipe.folder
+    trackers = get_trackers(recipe.run.trackers if world.is_first else [], folder, recipe.name)
+    progress = Progress(console, is_shown=world.is_first)
+    world.first_does(lambda: claim_folder(recipe))
+    texts = make_texts(recipe, world, progress)
+    torch.manual_seed(recipe.run.seed)
+    model = build_model(recipe, texts.tokenizer)
+    held_out = _held_out(recipe, texts)
+    task = PackedTask(recipe, texts.train, build_objectives(recipe, texts.tokenizer, model.config), held_out)
+    progress.say(
+        f"Model: {sum(one.numel() for one in model.parameters()):,} parameters. "
+        f"Run: {task.total_steps:,} steps, {task.timetable.total_tokens:,} tokens, {world.size} process(es)."
+    )
+
+    def write_extras(target: Path) -> None:
+        texts.tokenizer.save_pretrained(target)
+        write_json(target / RECIPE, recipe.model_dump(mode="json"))
+
+    trainer = Trainer(
+        model,
+        task,
+        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.run,
+        folder,
+        world,
+        progress,
+        clip=recipe.optimizer.clip,
+        trackers=trackers,
+        write_extras=write_extras,
+    )
+    outcome = trainer.train(recipe.model_dump(mode="json"))
+    if outcome.signal is not None:
+        return Pretrained(folder, outcome, world.is_first, {}, [])
+    return _finish(recipe, world, texts, held_out, trainer, outcome)
+
+
+def _held_out(recipe: Recipe, texts: Texts) -> HeldOut:
+    vocabulary = Vocabulary.from_tokenizer(texts.tokenizer)
+    length = Timetable(recipe).phases[0].length
+    return HeldOut(texts.held_out, vocabulary, length, recipe.run.evaluation.tokens)
+
+
+def _finish(
+    recipe: Recipe, world: World, texts: Texts, held_out: HeldOut, trainer: Trainer, outcome: Outcome
+) -> Pretrained:
+    """Measures the finished model and writes it."""
+    with trainer.weights_in_use():
+        metrics = held_out.evaluate(trainer.model)
+        if wanted := recipe.run.evaluation.pseudo_perplexity_tokens:
+            metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, wanted)
+        filled = fill_masks(trainer.model, texts.tokenizer, held_out, SHOWN_MASKS)
+        snapshot = Snapshot(trainer.model, [], None)
+    metrics |= Unigram.count(texts.train.values(), len(texts.tokenizer)).evaluate(held_out.targets)
+    result = Pretrained(recipe.folder, outcome, world.is_first, metrics, filled)
+
+    def write() -> None:
+        write_model(recipe.folder / "model", snapshot, texts.tokenizer)
+        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(one) for one in filled]})
+
+    world.first_does(write)
+    return result
+
+
+def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A model and its tokenizer, whole or not there."""
+    temporary = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    snapshot.write_model(temporary)
+    tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+# ---------------------------------------------------------------------- one folder, one run
+
+
+def claim_folder(recipe: Recipe) -> None:
+    """Writes the recipe into the run's folder; refuses a folder whose run has another recipe."""
+    path = recipe.folder / RECIPE
+    values = recipe.model_dump(mode="json")
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key, old, new in differences(before, values):
+            raise RecipeError(
+                f"{recipe.folder} holds a run with {key} = {old!r}, and the recipe now says {new!r}; give another "
+                "run.folder, or delete this one."
+            )
+    write_json(path, values)
+
+
+def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Keys that a run may not change, with both values.
+
+    Example:
+        >>> differences({"run": {"seed": 1, "device": "cpu"}}, {"run": {"seed": 2, "device": "cuda"}})
+        [('run.seed', 1, 2)]
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*before, *now])
+        return [
+            found
+            for key in keys
+            for found in differences(before.get(key), now.get(key), f"{path}.{key}".removeprefix("."))
+        ]
+    is_free = path not in BOUND_KEYS and any(path == key or path.startswith(f"{key}.") for key in FREE_KEYS)
+    return [] if is_free or before == now else [(path, before, now)]
