@@ -1,0 +1,39 @@
+"""The same encoders in JAX: Flax nnx models of the same configs and weights, and seed-sized Mini BERT in Flax linen.
+
+Needs the extra `jax`; the rest of BertBlocks never imports this package.
+"""
+
+from bertblocks.flax import _installed  # noqa: F401
+from bertblocks.flax.batches import bucket_length, pack_rows, pad_rows
+from bertblocks.flax.load import from_torch, load
+from bertblocks.flax.mini_bert import EncoderBlock, MiniBERT, mini_bert_forward, mini_bert_weights
+from bertblocks.flax.models import (
+    FlaxBertBlocksForMaskedLM,
+    FlaxBertBlocksForQuestionAnswering,
+    FlaxBertBlocksForSequenceClassification,
+    FlaxBertBlocksForTokenClassification,
+    FlaxBertBlocksModel,
+    FlaxBertBlocksPreTrainedModel,
+)
+from bertblocks.flax.sharding import data_mesh, replicate, shard_rows
+
+__all__ = [
+    "EncoderBlock",
+    "FlaxBertBlocksForMaskedLM",
+    "FlaxBertBlocksForQuestionAnswering",
+    "FlaxBertBlocksForSequenceClassification",
+    "FlaxBertBlocksForTokenClassification",
+    "FlaxBertBlocksModel",
+    "FlaxBertBlocksPreTrainedModel",
+    "MiniBERT",
+    "bucket_length",
+    "data_mesh",
+    "from_torch",
+    "load",
+    "mini_bert_forward",
+    "mini_bert_weights",
+    "pack_rows",
+    "pad_rows",
+    "replicate",
+    "shard_rows",
+]

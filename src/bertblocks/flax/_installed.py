@@ -1,0 +1,9 @@
+"""Says what to install where it is missing; imported before anything that needs it."""
+
+from importlib.util import find_spec
+
+for package in ("jax", "flax"):
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"bertblocks.flax needs {package}, which is not installed: pip install 'bertblocks[jax]'.", name=package
+        )

@@ -1,0 +1,88 @@
+"""Batches of few different shapes, because every new shape is compiled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+#: The shortest row that is compiled for.
+SMALLEST_BUCKET = 16
+
+
+def bucket_length(length: int) -> int:
+    """The next length of 16, 24, 32, 48, 64, 96, ...: two for every doubling, so at most a third is padding.
+
+    Example:
+        >>> [bucket_length(length) for length in (1, 17, 25, 64, 65, 500)]
+        [16, 24, 32, 64, 96, 512]
+    """
+    bucket = SMALLEST_BUCKET
+    while bucket < length:
+        half_more = bucket + bucket // 2
+        if half_more >= length:
+            return half_more
+        bucket *= 2
+    return bucket
+
+
+def pad_rows(sequences: Sequence[Sequence[int]], pad_token_id: int = 0) -> dict[str, np.ndarray]:
+    """One sequence per row, in rows of a bucket's length: `input_ids` and their `attention_mask`.
+
+    Example:
+        >>> batch = pad_rows([[5, 6, 7], [8]])
+        >>> batch["input_ids"].shape, batch["attention_mask"].sum(axis=1).tolist()
+        ((2, 16), [3, 1])
+    """
+    length = bucket_length(max((len(sequence) for sequence in sequences), default=0))
+    ids = np.full((len(sequences), length), pad_token_id, np.int32)
+    mask = np.zeros(ids.shape, np.int32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def pack_rows(
+    sequences: Sequence[Sequence[int]], length: int, pad_token_id: int = 0
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Sequences side by side in as few rows of `length` as first fit needs, the longest first.
+
+    Returns `input_ids` with their `segment_ids`, and for every sequence its row and its place among that row's, which
+    is where models put what they say of a whole sequence.
+
+    Example:
+        >>> batch, places = pack_rows([[5, 6], [7, 8, 9], [4]], length=4)
+        >>> batch["input_ids"].tolist(), batch["segment_ids"].tolist()
+        ([[7, 8, 9, 4], [5, 6, 0, 0]], [[1, 1, 1, 2], [1, 1, 0, 0]])
+        >>> places.tolist()
+        [[1, 0], [0, 0], [0, 1]]
+    """
+    places = _first_fit([len(sequence) for sequence in sequences], length)
+    ids = np.full((places[:, 0].max(initial=0) + 1, length), pad_token_id, np.int32)
+    segments = np.zeros(ids.shape, np.int32)
+    starts = np.zeros(len(ids), np.int32)
+    for number in np.argsort(places[:, 1], kind="stable"):  # the first of every row, then the second
+        row, place = places[number]
+        slots = slice(starts[row], starts[row] + len(sequences[number]))
+        ids[row, slots], segments[row, slots] = sequences[number], place + 1
+        starts[row] = slots.stop
+    return {"input_ids": ids, "segment_ids": segments}, places
+
+
+def _first_fit(sizes: list[int], length: int) -> np.ndarray:
+    """The row of every size and its place in it: `[sizes, 2]`."""
+    places = np.zeros((len(sizes), 2), np.int32)
+    free: list[int] = []
+    counts: list[int] = []
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        size = sizes[number]
+        if not 0 < size <= length:
+            raise ValueError(f"Sequence {number} has {size} tokens; rows of {length} take 1 to {length}.")
+        row = next((row for row, room in enumerate(free) if size <= room), len(free))
+        if row == len(free):
+            free.append(length)
+            counts.append(0)
+        places[number] = row, counts[row]
+        free[row] -= size
+        counts[row] += 1
+    return places

@@ -1,0 +1,51 @@
+"""Checkpoints and torch models as Flax models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bertblocks.checks import ConfigError
+from bertblocks.families.files import find_checkpoint
+from bertblocks.families.load import has_tokenizer, load_model
+from bertblocks.flax.models import FLAX_TASK_MODELS, FlaxBertBlocksPreTrainedModel
+from bertblocks.flax.weights import torch_weights
+from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.registry import nearest
+
+
+def load(
+    path_or_id: str | Path, task: str | None = None, dtype: Any = None
+) -> tuple[FlaxBertBlocksPreTrainedModel, PreTrainedTokenizerBase | None]:
+    """As `bertblocks.load`, with the model in Flax: any family that the torch side opens.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> folder = tempfile.mkdtemp()
+        >>> config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+        >>> BertForMaskedLM(config).save_pretrained(folder)
+        >>> model, tokenizer = load(folder)
+        >>> type(model).__name__, tokenizer
+        ('FlaxBertBlocksForMaskedLM', None)
+    """
+    if task is not None:
+        _refuse_other_task(task)
+    folder = find_checkpoint(path_or_id)
+    model = from_torch(load_model(folder, task), dtype)
+    return model, AutoTokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
+
+
+def from_torch(model: BertBlocksPreTrainedModel, dtype: Any = None) -> FlaxBertBlocksPreTrainedModel:
+    """The Flax model with a copy of a torch model's weights, in their precision unless `dtype` is another."""
+    task = next((name for name, kind in TASK_MODELS.items() if kind is type(model)), type(model).__name__)
+    _refuse_other_task(task)
+    return FLAX_TASK_MODELS[task](model.config, weights=torch_weights(model), dtype=dtype)
+
+
+def _refuse_other_task(task: str) -> None:
+    if task not in FLAX_TASK_MODELS:
+        known = ", ".join(FLAX_TASK_MODELS)
+        raise ConfigError(f"task is {task!r}; bertblocks.flax has {known}{nearest(task, FLAX_TASK_MODELS)}.")
