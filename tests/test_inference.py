@@ -197,6 +197,7 @@ def test_classify_several_labels_and_numbers(tokenizer):
         assert result.scores == pytest.approx(by_label, abs=1e-5)
         assert list(result.scores.values()) == sorted(result.scores.values(), reverse=True)
     for result, value in zip(make_predictor(numbers, tokenizer).classify(TEXTS), values, strict=True):
+        assert result.is_regression
         assert result.labels == []
         assert list(result.scores.values()) == pytest.approx([value], abs=1e-4)
     best = make_predictor(several, tokenizer).classify(TEXTS, top_k=1)
@@ -488,9 +489,11 @@ def test_a_head_is_never_made_up(tmp_path, tokenizer):
     predictor = Predictor(folder, dtype=torch.float32)
     assert predictor.encode(["plain"]).shape == (1, 32)
     for method, head in (("classify", "sequence-classification"), ("tag", "token-classification")):
-        with pytest.raises(TypeError, match=f"{method} needs a model with a {head} head; this one is a BertBlocksForM"):
+        with pytest.raises(
+            ValueError, match=f"{method} needs a model with a {head} head; this one is a BertBlocksForM"
+        ):
             getattr(predictor, method)(["plain"])
-    with pytest.raises(TypeError, match="answer needs a model with a question-answering head"):
+    with pytest.raises(ValueError, match="answer needs a model with a question-answering head"):
         predictor.answer([("a", "b")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

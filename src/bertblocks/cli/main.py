@@ -8,16 +8,21 @@ import typer
 
 from bertblocks import __version__
 from bertblocks.cli import data, tokenizer
+from bertblocks.cli.answer import answer
+from bertblocks.cli.classify import classify
 from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
+from bertblocks.cli.embed import embed
 from bertblocks.cli.families import families
+from bertblocks.cli.fill_mask import fill_mask
 from bertblocks.cli.generate import generate
 from bertblocks.cli.merge import merge
 from bertblocks.cli.presets import presets
 from bertblocks.cli.pretrain import pretrain
 from bertblocks.cli.quantize import quantize
 from bertblocks.cli.schema import schema
+from bertblocks.cli.tag import tag
 
 app = typer.Typer(
     help="Build, bring, pretrain, fine-tune and run any BERT-like encoder from one config.",
@@ -30,6 +35,11 @@ app.command()(compare)
 app.command()(presets)
 app.command()(convert)
 app.command()(quantize)
+app.command()(classify)
+app.command()(tag)
+app.command()(answer)
+app.command()(embed)
+app.command()(fill_mask)
 app.command()(families)
 app.command()(schema)
 app.command()(pretrain)

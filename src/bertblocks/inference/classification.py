@@ -49,7 +49,7 @@ class ClassificationJob(Job[Classification]):
     def read(self, work: Work) -> Classification:
         logits = np.stack(work.outputs).mean(axis=0, dtype=np.float64)
         if self.problem == "regression":
-            return Classification([], dict(zip(self.labels, logits.tolist(), strict=True)))
+            return Classification([], dict(zip(self.labels, logits.tolist(), strict=True)), is_regression=True)
         is_single = self.problem == "single_label_classification"
         scores = softmax(logits) if is_single else 1 / (1 + np.exp(-logits))
         ranked = np.argsort(-scores, kind="stable")[: self.top_k].tolist()

@@ -137,7 +137,7 @@ class Predictor:
         `prompt` is put in front of every text; the name of one of the checkpoint's `prompts` stands for that prompt.
         `dimensions` keeps the first so many, for models that were trained for it.
         """
-        options = {"prompt": prompt, "normalize": normalize, "dimensions": dimensions}
+        options: dict[str, Any] = {"prompt": prompt, "normalize": normalize, "dimensions": dimensions}
         rows = list(self.stream("encode", texts, progress=progress, **options))
         return np.stack(rows) if rows else np.zeros((0, dimensions or self.model.config.hidden_size), np.float32)
 
@@ -178,7 +178,7 @@ class Predictor:
 
         With a threshold there is no answer where its score is higher than the best answer's by more than that.
         """
-        options = {
+        options: dict[str, Any] = {
             "n_best": n_best,
             "max_answer_tokens": max_answer_tokens,
             "no_answer_threshold": no_answer_threshold,
@@ -188,20 +188,24 @@ class Predictor:
     # ------------------------------------------------------------------ running
 
     def stream(
-        self, method: str, inputs: Iterable[Any] | Path, *, progress: bool = False, **options: Any
+        self,
+        method: str,
+        inputs: Iterable[Any] | Path,
+        *,
+        progress: bool = False,
+        total: int | None = None,
+        **options: Any,
     ) -> Iterator[Any]:
         """The results of one of the methods above, by its name and with its options, one by one as they come.
 
         Inputs may be endless: only so many are read ahead as are sorted together. Where they pause, what has come is
-        answered at once.
+        answered at once. `total` is their number, for progress, where it cannot be seen from them.
         """
         job = self._job(method, options)
         if isinstance(inputs, (str, bytes)):
             raise TypeError(f"The texts are one string, {inputs!r}; give a list of texts.")
-        total: int | None = None
         if isinstance(inputs, Path):
             inputs = Lines(inputs)
-        if isinstance(inputs, Lines):
             total = inputs.count() if progress else None
         elif isinstance(inputs, (list, tuple)):
             total = len(inputs)
@@ -237,7 +241,7 @@ class Predictor:
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
         needed, head, job = _HEADS[method]
         if not isinstance(self.model, needed):
-            raise TypeError(f"{method} needs a model with a {head} head; this one is a {type(self.model).__name__}.")
+            raise ValueError(f"{method} needs a model with a {head} head; this one is a {type(self.model).__name__}.")
         return job(cast(Any, self.model), self._fitter, **options)
 
     def _prompt(self, prompt: str | None) -> str:
@@ -245,10 +249,14 @@ class Predictor:
             prompt = self.default_prompt
         return "" if prompt is None else self.prompts.get(prompt, prompt)
 
+    @property
+    def numbers(self) -> str:
+        """What the model computes with: int8 or the name of its dtype."""
+        return self.model.config.quantization or str(self.model.dtype).removeprefix("torch.")
+
     def __repr__(self) -> str:
-        numbers = self.model.config.quantization or str(self.model.dtype).removeprefix("torch.")
         return (
-            f"Predictor({type(self.model).__name__}, {self.model.device.type}, {numbers}, threads={self.threads}, "
+            f"Predictor({type(self.model).__name__}, {self.model.device.type}, {self.numbers}, threads={self.threads}, "
             f"token_budget={self.token_budget}, max_length={self.max_length})"
         )
 

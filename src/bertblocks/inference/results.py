@@ -15,6 +15,7 @@ class Classification:
 
     labels: list[str]
     scores: dict[str, float]
+    is_regression: bool = False
 
 
 @dataclass(frozen=True)

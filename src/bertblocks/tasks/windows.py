@@ -57,3 +57,18 @@ def merge_windows(windows: Sequence[Window], rows: Sequence[np.ndarray]) -> np.n
         for window, row in zip(windows, rows, strict=True)
     ]
     return np.concatenate(cores)
+
+
+def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Both texts cut to `room` tokens together, the longer one first.
+
+    Example:
+        >>> cut_pair([1, 2, 3, 4], [5], 3), cut_pair([1, 2], [3, 4], 3)
+        (([1, 2], [5]), ([1], [3, 4]))
+    """
+    if len(first) + len(second) <= room:
+        return first, second
+    shorter = min(len(first), len(second), room // 2)
+    if len(first) > len(second):
+        return first[: room - shorter], second[:shorter]
+    return first[:shorter], second[: room - shorter]
