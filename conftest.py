@@ -2,6 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = (
-    [] if find_spec("jax") and find_spec("flax") else ["src/bertblocks/flax/*", "tests/test_flax_*.py"]
-)
+has_jax = find_spec("jax") and find_spec("flax")
+collect_ignore_glob = [] if has_jax else ["src/bertblocks/flax/*", "tests/test_flax_*.py"]

@@ -763,6 +763,7 @@ def unique_parameters(model: nn.Module) -> int:
         ("modernbert-embed-base", BertBlocksModel, 149_014_272, 149_014_272),
         ("mini", BertBlocksForMaskedLM, 200_000, 500_000),
         ("mini", BertBlocksModel, 200_000, 500_000),
+        ("mini-bert", BertBlocksModel, 5_424, 5_424),
         *(
             (f"ettin-{name}", BertBlocksForMaskedLM, 0.95 * size, 1.05 * size)
             for name, size in {

@@ -27,7 +27,7 @@ from bertblocks.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
-WITH_CODE = ["README.md", "docs/architecture.md", "docs/families.md", "CONTRIBUTING.md"]
+WITH_CODE = ["README.md", "docs/architecture.md", "docs/families.md", "docs/jax.md", "CONTRIBUTING.md"]
 DOCUMENTS = [*WITH_CODE, "docs/config.md"]
 #: Files that the documents name and the repository does not hold, because they are parts of any checkpoint.
 OF_CHECKPOINTS = {"config.json", "model.safetensors"}

@@ -90,8 +90,15 @@ def test_what_depends_on_each_sequence_is_as_in_torch(choice):
     assert_near(ours(ROWS, segment_ids=SEGMENTS).last_hidden_state, packed)
 
 
-@pytest.mark.parametrize("max_scores", [1, 4000, 2**26])
-@pytest.mark.parametrize("choice", [{}, {"local_attention": True}, {"local_attention": True, "num_global_tokens": 2}])
+@pytest.mark.parametrize(
+    ("choice", "max_scores"),
+    [
+        ({}, 1),  # one block at a time
+        ({"local_attention": True}, 1000),  # several at a time
+        ({"local_attention": True}, 2**26),  # by blocks because of the window alone
+        ({"local_attention": True, "num_global_tokens": 2}, 4000),
+    ],
+)
 def test_blocks_of_queries_give_what_all_at_once_give(choice, max_scores, monkeypatch):
     """A few queries against the keys in reach, one block or several at a time."""
     model = BertBlocksModel(tiny_config(num_hidden_layers=1, pooler=False, block_pos_enc_kind="alibi", **choice))

@@ -3,7 +3,7 @@
 Needs the extra `jax`; the rest of BertBlocks never imports this package.
 """
 
-from bertblocks.flax import _installed  # noqa: F401
+import bertblocks.flax._installed  # noqa: F401
 from bertblocks.flax.batches import bucket_length, pack_rows, pad_rows
 from bertblocks.flax.load import from_torch, load
 from bertblocks.flax.mini_bert import EncoderBlock, MiniBERT, mini_bert_forward, mini_bert_weights

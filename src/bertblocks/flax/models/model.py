@@ -42,9 +42,13 @@ class EncoderParts(nnx.Module):
     def encode(self, inputs: Inputs, options: Options, rngs: nnx.Rngs | None) -> Encoded:
         layout = inputs.layout(options.max_segments)
         positions = inputs.table_positions(layout, self.position_offset)
-        ids = inputs.input_ids
-        tokens = inputs.inputs_embeds if ids is None else self.embedding.tokens(ids, layout)
-        x = self.embedding(tokens, inputs.token_type_ids, positions, rngs)
+        # what stands under padding must be harmless: 0 times NaN would be NaN in attention
+        if inputs.input_ids is None:
+            tokens = layout.zero_padding(inputs.inputs_embeds)
+        else:
+            tokens = self.embedding.tokens(jnp.where(layout.real, inputs.input_ids, 0), layout)
+        types = None if inputs.token_type_ids is None else jnp.where(layout.real, inputs.token_type_ids, 0)
+        x = self.embedding(tokens, types, positions, rngs)
         out = self.encoder(x, layout, rngs, options.output_hidden_states, options.output_attentions)
         states = None if out.hidden_states is None else tuple(map(layout.zero_padding, out.hidden_states))
         return Encoded(out.last_hidden_state, layout, states, out.attentions)
