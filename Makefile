@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+INSTALLED_BENCH := .venv/.installed-bench
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench bench-quick clean
 
 demo: $(INSTALLED)
 	$(BIN)/bertblocks describe modernbert-base
@@ -24,8 +25,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)
-	$(BIN)/python benchmarks/encoder.py
+# speed beside transformers, ONNX Runtime, OpenVINO and sentence-transformers: tables, JSON and a picture
+bench: $(INSTALLED_BENCH)
+	$(BIN)/python -m benchmarks
+
+bench-quick: $(INSTALLED_BENCH)
+	$(BIN)/python -m benchmarks --quick
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
@@ -33,4 +38,8 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@

@@ -134,7 +134,9 @@ def read_model(
             f"{nearest(task, family.model_classes)}."
         )
     model, unused = _load(family, config, tensors, task, label)
-    parts = sorted({".".join(name.split(".")[:2]) for name in unused if not re.search(BUFFERS, name)})
+    tied = source.all_tied_weights_keys if isinstance(source, PreTrainedModel) else {}  # read under their other name
+    unread = [name for name in unused if name not in tied and not re.search(BUFFERS, name)]
+    parts = sorted({".".join(name.split(".")[:2]) for name in unread})
     if parts and is_whole:
         warnings.warn(f"{label} also has {', '.join(parts)}, which are not read.", stacklevel=3)
     return model if dtype is None else model.to(dtype)

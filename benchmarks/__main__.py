@@ -1,0 +1,165 @@
+"""Runs the benchmarks: `python -m benchmarks --quick`, or `--only bert-ragged`, or everything.
+
+Prints tables, writes bench.json and bench.svg to the folder that `--output` names, and with `--write-docs` makes
+docs/performance.md of them. Fails if outputs do not agree with the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+
+from benchmarks import accuracy, catalogue, memory, profile, workload
+from benchmarks.inputs import data_folder
+from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.measure import can_measure_memory
+from benchmarks.picture import draw
+from benchmarks.report import study_sheets, workload_sheet
+from benchmarks.workload import Settings
+from bertblocks.registry import nearest
+
+ROOT = Path(__file__).parents[1]
+#: Studies that are no workloads.
+STUDIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "accuracy": accuracy.int8_accuracy,
+    "profiles": profile.profiles,
+}
+GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogue.SHAPES}
+#: What the quick mode runs: a taste of each kind, in 2 layers.
+QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-[18]x*")
+QUICK_LAYERS = 2
+
+console = Console(width=160)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a part of it with 2 layers, in under two minutes")
+    parser.add_argument("--only", action="append", metavar="NAME", help="a group, workload, study, or pattern of them")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--rounds", type=int, help="measured rounds of a workload, unless too slow (7; quick: 3)")
+    parser.add_argument("--seconds", type=float, help="time for the rounds of a workload (45; quick: 4)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every contender (all cores)")
+    parser.add_argument("--layers", type=int, help="of every model (as each workload says; quick: 2)")
+    parser.add_argument("--data", type=Path, help="folder of real texts: stsb/, banking77/, xquad/")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder of results")
+    parser.add_argument("--write-docs", action="store_true", help="make docs/performance.md of this run")
+    return parser.parse_args(arguments)
+
+
+def select(patterns: Sequence[str]) -> list[str]:
+    """Names of workloads and studies, in the order of the catalogue."""
+    names = [name for group in GROUPS.values() for name in group] + list(STUDIES)
+    chosen = set()
+    for pattern in patterns:
+        found = list(GROUPS[pattern]) if pattern in GROUPS else fnmatch.filter(names, pattern)
+        if not found:
+            hint = nearest(pattern, [*GROUPS, *names])
+            raise SystemExit(f"--only is {pattern!r}, and nothing is called so{hint}; --list prints all names.")
+        chosen.update(found)
+    return [name for name in names if name in chosen]
+
+
+def run_all(names: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Results by group; each workload's table is printed when it is done."""
+    run: dict[str, Any] = {group: {} for group in GROUPS} | {study: {} for study in STUDIES}
+    for name in names:
+        start = time.perf_counter()
+        with console.status(name):
+            if name in STUDIES:
+                run[name] = STUDIES[name](settings)
+            else:
+                group = next(group for group, members in GROUPS.items() if name in members)
+                run[group][name] = run_one(name, GROUPS[group][name], settings)
+                if group == "rows":
+                    console.print(workload_sheet(run[group][name]).to_rich())
+        console.print(f"[dim]{name}: {time.perf_counter() - start:.0f} s[/dim]")
+    return run
+
+
+def run_one(name: str, build: catalogue.Builder, settings: Settings) -> dict[str, Any]:
+    made = build(settings)
+    result = workload.run(made, settings)
+    if can_measure_memory():
+        for contender in made.memory:
+            result["contenders"][contender]["memory"] = memory.in_fresh_process(name, contender, settings)
+        for goal in result["goals"]:
+            if goal["kind"] == "memory":
+                own, other = (result["contenders"][goal[side]]["memory"] for side in ("contender", "against"))
+                goal["reached"] = {"median": other / own}
+    return result
+
+
+def disagreeing(run: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {contender}"
+        for group in GROUPS
+        for name, result in run[group].items()
+        for contender, found in result["contenders"].items()
+        if "missing" in found and ("difference" in found or "cosine_mean" in found)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.list:
+        print("\n".join(select([*GROUPS, *STUDIES])))
+        return 0
+    patterns = options.only or (QUICK if options.quick else [*GROUPS, *STUDIES])
+    names = select(patterns)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)  # numbers next to 0 can make a CPU ten times slower
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = Settings(
+            options.rounds or (3 if options.quick else 7),
+            options.seconds or (4.0 if options.quick else 45.0),
+            options.threads,
+            options.layers or (QUICK_LAYERS if options.quick else None),
+            Path(scratch),
+            data_folder(options.data),
+        )
+        run = run_all(names, settings)
+    run |= {
+        "machine": describe_machine() | {"threads": options.threads},
+        "versions": describe_versions(),
+        "command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
+        "minutes": round((time.perf_counter() - start) / 60, 1),
+    }
+    finish(run, options)
+    for failed in disagreeing(run):
+        console.print(f"[red]Results differ from the reference, so it was not timed: {failed}[/red]")
+    return 1 if disagreeing(run) else 0
+
+
+def finish(run: dict[str, Any], options: argparse.Namespace) -> None:
+    """Prints what goes beyond single workloads, and writes the files."""
+    for sheet in study_sheets(run):
+        console.print(sheet.to_rich())
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "bench.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    (options.output / "bench.svg").write_text(draw(run), encoding="utf-8")
+    console.print(f"Wrote bench.json and bench.svg to {options.output}; {run['minutes']} minutes in all.")
+    if options.write_docs:
+        for suffix in ("json", "svg"):
+            shutil.copyfile(options.output / f"bench.{suffix}", ROOT / "docs" / f"performance.{suffix}")
+        subprocess.run([sys.executable, ROOT / "docs" / "generate_performance.py"], check=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

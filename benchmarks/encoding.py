@@ -1,0 +1,184 @@
+"""Encoder workloads: ragged, long and uniform batches through BERT-base, ModernBERT-base and stacks of one kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
+
+import bertblocks
+from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
+from benchmarks.peers import Graphs
+from benchmarks.workload import PROBE, Contender, Goal, Settings, Workload
+from bertblocks.anatomy import count_flops
+
+PADDED = "transformers sdpa, padded"
+SORTED = "transformers sdpa, sorted batches of 8"
+ONNX, ONNX_INT8 = "ONNX Runtime fp32, padded", "ONNX Runtime int8 (dynamic), padded"
+OPENVINO, OPENVINO_INT8 = "OpenVINO fp32, padded", "OpenVINO int8 (static), padded"
+OURS, OURS_INT8 = "BertBlocks fp32", "BertBlocks int8"
+
+#: Layers of each model; the last three show how cost grows with length.
+DEPTHS = {"bert-base": 12, "modernbert-base": 22, "local": 3, "global": 3, "mixed": 3}
+#: Fewer where full depth would take many minutes: for long texts, and for the sweep over uniform shapes.
+LONG_DEPTH, SWEEP_DEPTH = 6, 4
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def build_reference(name: str, layers: int) -> nn.Module:
+    """A transformers model with random weights, the same ones every time."""
+    torch.manual_seed(0)
+    if name == "bert-base":
+        return BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False).eval()
+    kinds = {"local": ["sliding_attention"] * layers, "global": ["full_attention"] * layers}.get(name)
+    options = {} if kinds is None else {"layer_types": kinds}
+    return ModernBertModel(ModernBertConfig(num_hidden_layers=layers, **options)).eval()
+
+
+class Encoders:
+    """One model in every form that takes part; each is made when first asked for."""
+
+    def __init__(self, name: str, layers: int, settings: Settings) -> None:
+        self.name, self.layers, self.settings = name, layers, settings
+
+    @cached_property
+    def theirs(self) -> nn.Module:
+        return build_reference(self.name, self.layers)
+
+    @cached_property
+    def ours(self) -> nn.Module:
+        return bertblocks.from_huggingface(self.theirs).eval()
+
+    @cached_property
+    def ours_int8(self) -> nn.Module:
+        model = copy.deepcopy(self.ours)
+        model.quantize("int8")
+        return model
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        label = f"{self.name}-{self.layers}"
+        return Graphs(self.theirs, label, self.settings.scratch, self.settings.threads)
+
+    def flops(self, lengths: list[int]) -> float:
+        counts = {length: count_flops(self.ours, length)["total"] for length in set(lengths)}
+        return float(sum(counts[length] for length in lengths))
+
+
+@lru_cache(maxsize=2)
+def get_encoders(name: str, layers: int, settings: Settings) -> Encoders:
+    """Workloads of one model follow one another and share it."""
+    return Encoders(name, settings.layers or layers, settings)
+
+
+def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.inference_mode():
+        return model(**batch).last_hidden_state
+
+
+def in_sorted_batches(model: nn.Module, batch: Batch, size: int) -> Tensor:
+    """What a careful user of transformers does: sort, run in small batches, put back into the order of the input."""
+    target = torch.zeros(*batch["input_ids"].shape, model.config.hidden_size)
+    for rows, part in sorted_batches(batch, size):
+        target[rows, : part["input_ids"].shape[1]] = hidden_states(model, part)
+    return target
+
+
+def encoder_workload(
+    models: Encoders,
+    lengths: list[int],
+    title: str,
+    names: Sequence[str] | None = None,
+    goals: Sequence[Goal] = (),
+    memory: Sequence[str] = (),
+) -> Workload:
+    """One padded batch, and all contenders or those that are named."""
+    batch = make_batch(lengths, 30000)
+    real = batch["attention_mask"].bool()
+
+    def on_graph(kind: str) -> Callable[[], Callable[[], Tensor]]:
+        def prepare() -> Callable[[], Tensor]:
+            graph = getattr(models.graphs, kind)
+            return lambda: graph(batch)
+
+        return prepare
+
+    contenders = [
+        Contender(PADDED, lambda: lambda: hidden_states(models.theirs, batch)),
+        Contender(ONNX, on_graph("onnxruntime")),
+        Contender(ONNX_INT8, on_graph("onnxruntime_int8"), exact=False),
+        Contender(OPENVINO, on_graph("openvino")),
+        Contender(OPENVINO_INT8, on_graph("openvino_int8"), exact=False),
+        Contender(OURS, lambda: _bound(models.ours, batch)),
+        Contender(OURS_INT8, lambda: _bound(models.ours_int8, batch), exact=False),
+    ]
+    if len(set(lengths)) > 1:
+        contenders.insert(1, Contender(SORTED, lambda: lambda: in_sorted_batches(models.theirs, batch, 8)))
+    facts = {
+        "model": models.name,
+        "layers": models.layers,
+        "rows": len(lengths),
+        "length": max(lengths),
+        "tokens": sum(lengths),
+        "padding": round(real.numel() / sum(lengths), 2),
+    }
+    return Workload(
+        f"{title}, {models.layers} layers",
+        [contender for contender in contenders if names is None or contender.name in names],
+        compared=lambda hidden: hidden[real],
+        flops=lambda: models.flops(lengths),
+        goals=goals,
+        memory=memory,
+        facts=facts,
+    )
+
+
+def _bound(model: nn.Module, batch: Batch) -> Callable[[], Tensor]:
+    return lambda: hidden_states(model, batch)
+
+
+def ragged(name: str, settings: Settings) -> Workload:
+    goals = [
+        Goal(OURS, PADDED, 4.8),
+        Goal(OURS_INT8, PADDED, 11),
+        Goal(OURS, SORTED, 1.7),
+        Goal(OURS_INT8, SORTED, 4),
+    ]
+    if name == "bert-base":
+        goals.insert(1, Goal(OURS, PROBE, 0.8, "sgemm"))
+    lengths = ragged_lengths()
+    title = f"{name}, one batch of {len(lengths)} ragged texts of up to {max(lengths)} tokens"
+    return encoder_workload(get_encoders(name, DEPTHS[name], settings), lengths, title, goals=goals)
+
+
+def long_text(length: int, at_least: float, settings: Settings) -> Workload:
+    models = get_encoders("modernbert-base", LONG_DEPTH, settings)
+    title = f"modernbert-base, one text of {length:,} tokens"
+    return encoder_workload(models, [length], title, goals=[Goal(OURS, PADDED, at_least)], memory=[PADDED, OURS])
+
+
+def uniform(name: str, rows: int, length: int, settings: Settings) -> Workload:
+    goals = [Goal(OURS, PADDED, 1.05)]
+    if (name, length) == ("bert-base", 128):
+        goals.append(Goal(OURS_INT8, PADDED, 3.1))
+    models = get_encoders(name, DEPTHS[name], settings)
+    return encoder_workload(models, [length] * rows, f"{name}, uniform {rows} x {length}", goals=goals)
+
+
+def any_uniform(name: str, rows: int, length: int, settings: Settings) -> Workload:
+    """A shape of the sweep that looks for slowdowns."""
+    models = get_encoders(name, SWEEP_DEPTH, settings)
+    title = f"{name}, uniform {rows} x {length}"
+    return encoder_workload(models, [length] * rows, title, [PADDED, OURS], [Goal(OURS, PADDED, 0.95)])
+
+
+def stack(kind: str, length: int, settings: Settings) -> Workload:
+    """Cost against length: a few layers of ModernBERT-base that are local, global, or every third global."""
+    models = get_encoders(kind, DEPTHS[kind], settings)
+    memory = [PADDED, OURS] if kind == "mixed" and length >= 2048 else []
+    title = f"{kind} stack, one text of {length:,} tokens"
+    return encoder_workload(models, [length], title, [PADDED, OURS], memory=memory)

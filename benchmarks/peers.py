@@ -1,0 +1,141 @@
+"""Other runtimes on the same weights: graphs exported from a transformers model, in fp32 and int8."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.inputs import Batch, make_batch, ragged_lengths
+from benchmarks.workload import Unavailable
+
+INPUTS = ("input_ids", "attention_mask")
+
+
+def need(*packages: str) -> None:
+    """Says by name which packages a contender lacks."""
+    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+        raise Unavailable(f"not installed: {', '.join(missing)}")
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Exporters and quantisers print and warn about each step."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class HiddenStates(nn.Module):
+    """The part of a transformers encoder that is compared: ids and mask in, hidden states out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class Graphs:
+    """One model exported to ONNX with free batch size and length, and what other runtimes make of the file."""
+
+    def __init__(
+        self, model: nn.Module, name: str, folder: Path, threads: int, calibration: Batch | None = None
+    ) -> None:
+        self.model, self.name, self.folder, self.threads = model, name, folder, threads
+        #: Texts on which static int8 measures its ranges.
+        self.calibration = calibration or make_batch(ragged_lengths(8, 128), model.config.vocab_size)
+
+    @cached_property
+    def file(self) -> Path:
+        need("onnx", "onnxscript")
+        target = self.folder / f"{self.name}.onnx"
+        batch = make_batch([24, 40, 32], self.model.config.vocab_size)
+        free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        with quietly():
+            torch.onnx.export(
+                HiddenStates(self.model).eval(),
+                tuple(batch[name] for name in INPUTS),
+                target,
+                dynamo=True,
+                dynamic_shapes=(free, free),
+                input_names=INPUTS,
+                output_names=["hidden"],
+                verbose=False,
+            )
+        return target
+
+    @cached_property
+    def onnxruntime(self) -> Callable[[Batch], Tensor]:
+        need("onnxruntime")
+        return self._session(self.file)
+
+    @cached_property
+    def onnxruntime_int8(self) -> Callable[[Batch], Tensor]:
+        """Weights per output channel, activations quantised on the fly."""
+        need("onnxruntime")
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        target = self.file.with_suffix(".int8.onnx")
+        with quietly():
+            quantize_dynamic(self.file, target, per_channel=True, weight_type=QuantType.QInt8)
+        return self._session(target)
+
+    def _session(self, file: Path) -> Callable[[Batch], Tensor]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        # its threads must not spin while another contender is timed
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return lambda batch: torch.from_numpy(session.run(None, {name: batch[name].numpy() for name in INPUTS})[0])
+
+    @cached_property
+    def openvino(self) -> Callable[[Batch], Tensor]:
+        need("openvino")
+        import openvino
+
+        return self._compiled(openvino.Core().read_model(self.file))
+
+    @cached_property
+    def openvino_int8(self) -> Callable[[Batch], Tensor]:
+        """Static int8: ranges of activations are measured beforehand by NNCF."""
+        need("openvino", "nncf")
+        import nncf
+        import openvino
+
+        samples = nncf.Dataset([tuple(self.calibration[name].numpy() for name in INPUTS)])
+        with quietly():
+            quantized = nncf.quantize(
+                openvino.Core().read_model(self.file),
+                samples,
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=1,
+            )
+        return self._compiled(quantized)
+
+    def _compiled(self, graph: object) -> Callable[[Batch], Tensor]:
+        import openvino
+
+        options = {
+            "INFERENCE_NUM_THREADS": self.threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        compiled = openvino.Core().compile_model(graph, "CPU", options)
+        return lambda batch: torch.from_numpy(compiled([batch[name].numpy() for name in INPUTS])[0])

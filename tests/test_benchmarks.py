@@ -1,0 +1,209 @@
+"""The benchmarks' own logic: statistics, refusals, comparisons and reports; and one tiny run of the whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks import __main__ as command
+from benchmarks.inputs import (
+    data_folder,
+    docstrings,
+    make_batch,
+    make_masked_batch,
+    ragged_lengths,
+    real_texts,
+    sorted_batches,
+    sts_pairs,
+)
+from benchmarks.measure import (
+    Spread,
+    can_measure_memory,
+    fitted_exponent,
+    fitting_rounds,
+    interleaved,
+    peak_bytes,
+    ratios,
+)
+from benchmarks.picture import draw
+from benchmarks.report import goals_sheet, growth_sheets, workload_sheet
+from benchmarks.workload import Contender, Goal, Settings, Unavailable, Workload, agreement, run
+
+SETTINGS = Settings(rounds=3, seconds=1.0, threads=1, layers=1, scratch=Path())
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def test_quartiles_are_those_of_numpy():
+    numbers = [random.Random(0).lognormvariate(0, 1) for _ in range(23)]
+    spread = Spread.of(numbers)
+    assert (spread.low, spread.median, spread.high) == pytest.approx(np.quantile(numbers, [0.25, 0.5, 0.75]))
+
+
+def test_ratios_are_taken_round_by_round():
+    """A round in which the machine is ten times slower does not change them."""
+    assert ratios([2.0, 2.0, 20.0], [1.0, 1.0, 10.0]) == Spread(2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_the_exponent_of_a_power_law_is_found(exponent):
+    sizes = [128, 256, 512, 1024]
+    assert fitted_exponent(sizes, [3.0 * size**exponent for size in sizes]) == pytest.approx(exponent)
+
+
+def test_rounds_are_interleaved_and_rotate():
+    calls: list[str] = []
+    times = interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, 3)
+    assert "".join(calls) == "abcbcacab"
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_slow_rounds_are_fewer_but_never_none():
+    assert fitting_rounds(7, 100.0, 10.0) == 3
+    assert fitting_rounds(2, 100.0, 10.0) == 2
+
+
+@pytest.mark.skipif(not can_measure_memory(), reason="only Linux forgets a peak")
+def test_peak_memory_sees_what_a_call_frees_again():
+    size = 200 * 2**20
+    peak = peak_bytes(lambda: torch.ones(size // 4).sum().item())
+    assert 0.9 * size < peak < 1.5 * size
+    assert peak_bytes(lambda: None) < 0.1 * size
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("longest", [128, 256, 512])
+def test_ragged_batches_have_a_padding_factor_of_four(longest):
+    lengths = ragged_lengths(32, longest)
+    assert max(lengths) == longest
+    assert 32 * longest / sum(lengths) == pytest.approx(4.0, abs=0.1)
+    logarithms = [math.log(length) for length in lengths]
+    assert statistics.mean(logarithms) == pytest.approx(statistics.median(logarithms), abs=0.05)  # lognormal
+
+
+def test_sorted_batches_hold_every_token_once():
+    batch = make_batch([3, 9, 1, 5, 7], 100)
+    parts = sorted_batches(batch, 2)
+    assert [part["input_ids"].shape[1] for _, part in parts] == [9, 5, 1]
+    target = torch.zeros_like(batch["input_ids"])
+    for rows, part in parts:
+        target[rows, : part["input_ids"].shape[1]] = part["input_ids"]
+    assert torch.equal(target, batch["input_ids"])
+
+
+def test_labels_are_on_real_tokens_alone():
+    batch = make_masked_batch([100, 20] * 20, 1000)
+    labelled = batch["labels"] != -100
+    assert not (labelled & ~batch["attention_mask"].bool()).any()
+    assert labelled.sum() / batch["attention_mask"].sum() == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(batch["labels"][labelled], batch["input_ids"][labelled])
+
+
+def test_texts_come_from_the_folder_or_from_docstrings(tmp_path, monkeypatch):
+    (tmp_path / "stsb").mkdir()
+    (tmp_path / "stsb" / "test.csv").write_text('"A plane, red.",A plane.,4.5\nOne.,Two.,0.0\n', encoding="utf-8")
+    assert sts_pairs(tmp_path) == [("A plane, red.", "A plane.", 4.5), ("One.", "Two.", 0.0)]
+    source, texts = real_texts(tmp_path, 10)
+    assert (source, set(texts)) == ("STS-B", {"A plane, red.", "A plane.", "One.", "Two."})
+    monkeypatch.setenv("BERTBLOCKS_BENCH_DATA", str(tmp_path))
+    assert data_folder(None) == tmp_path
+    with pytest.raises(SystemExit, match="There is no folder"):
+        data_folder(tmp_path / "absent")
+    source, texts = real_texts(None, 50)
+    assert "standard library" in source
+    assert len(texts) == 50
+    assert any("Return the string obtained by replacing" in text for text in docstrings())  # re.sub
+
+
+# ---------------------------------------------------------------------- comparing and timing
+
+
+def test_agreement_is_relative_for_fp32_and_a_cosine_for_int8():
+    reference = torch.tensor([[100.0, -200.0], [1.0, 1.0]])
+    assert agreement(reference + 0.01, reference, exact=True)[1]
+    assert not agreement(reference + 0.1, reference, exact=True)[1]
+    assert not agreement(reference * math.nan, reference, exact=True)[1]
+    found, near = agreement(torch.tensor([[1.0, -2.0], [1.0, -1.0]]), reference, exact=False)
+    assert found == pytest.approx({"cosine_mean": 0.5, "cosine_min": 0.0}, abs=1e-6)
+    assert not near
+
+
+def workload(*contenders: Contender) -> Workload:
+    reference = Contender("reference", lambda: lambda: torch.ones(2, 2))
+    goals = [Goal("equal", "reference", 0.1), Goal("absent", "reference", 1.0)]
+    return Workload(
+        "two by two", [reference, *contenders], lambda result: result, goals, lambda: 1e6, facts={"model": "m"}
+    )
+
+
+def raise_unavailable():
+    raise Unavailable("not installed: something")
+
+
+def test_those_that_differ_or_are_missing_are_named_and_not_timed():
+    equal = Contender("equal", lambda: lambda: torch.ones(2, 2))
+    wrong = Contender("wrong", lambda: lambda: torch.ones(2, 2) * 1.01)
+    absent = Contender("absent", raise_unavailable)
+    result = run(workload(equal, wrong, absent), SETTINGS)
+    found = result["contenders"]
+    assert "seconds" in found["equal"]
+    assert "differ" in found["wrong"]["missing"]
+    assert "seconds" not in found["wrong"]
+    assert found["absent"] == {"missing": "not installed: something"}
+    assert [goal["reached"] is None for goal in result["goals"]] == [False, True]
+    assert json.loads(json.dumps(result)) == result
+    groups = {"rows": {"small": result}, "stacks": {}, "shapes": {}, "accuracy": {}}
+    assert command.disagreeing(groups) == ["small: wrong"]
+    text = workload_sheet(result).to_markdown()
+    assert "missing: not installed: something" in text
+    assert "times as fast as reference" in text
+    lines = {line[1]: line[4:] for line in goals_sheet(groups).lines}
+    assert lines["equal"][1] == "yes"
+    assert lines["absent"] == ["not measured", "no"]
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_names_are_groups_workloads_or_patterns():
+    assert command.select(["bert-ragged"]) == ["bert-ragged"]
+    assert len(command.select(["shapes"])) == 32
+    assert command.select(["mixed-8*", "local-128"]) == ["local-128", "mixed-8192"]
+    with pytest.raises(SystemExit, match="bert-ragged"):
+        command.select(["bert-raged"])
+
+
+def test_a_tiny_run_prints_and_writes(tmp_path, capsys):
+    names = ["sweep-bert-1x8", "sweep-bert-2x8", "mixed-128", "mixed-256"]
+    only = [word for name in names for word in ("--only", name)]
+    assert command.main([*only, "--layers", "1", "--rounds", "2", "--threads", "1", "--output", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert results["versions"]["torch"] == torch.__version__
+    assert results["machine"]["threads"] == 1
+    assert list(results["stacks"]) == ["mixed-128", "mixed-256"]
+    found = results["shapes"]["sweep-bert-2x8"]
+    assert found["facts"] | {"model": "bert-base", "layers": 1, "rows": 2, "length": 8, "tokens": 16} == found["facts"]
+    ours = found["contenders"]["BertBlocks fp32"]
+    assert ours["difference"] < 1e-5
+    assert ours["seconds"]["low"] <= ours["seconds"]["median"] <= ours["seconds"]["high"]
+    printed = capsys.readouterr().out
+    assert "mixed stack, 1 layers, by tokens" in printed
+    assert "slowest of 2 uniform shapes" in printed
+    (sheet,) = growth_sheets(results["stacks"])
+    lengths, seconds = (
+        (128, 256),
+        [one["contenders"]["BertBlocks fp32"]["seconds"]["median"] for one in results["stacks"].values()],
+    )
+    assert sheet.lines[1][-1] == f"{fitted_exponent(lengths, seconds):.2f}"
+    picture = (tmp_path / "bench.svg").read_text(encoding="utf-8")
+    assert picture == draw(results)
+    assert picture.count("<polyline") == 2
