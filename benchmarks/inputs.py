@@ -9,6 +9,7 @@ import math
 import os
 import random
 import sysconfig
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -108,6 +109,7 @@ def sts_pairs(folder: Path | None) -> list[tuple[str, str, float]] | None:
         return [(first, second, float(score)) for first, second, score in csv.reader(rows)]
 
 
+@cache
 def docstrings() -> list[str]:
     """Real English of uneven length that every Python has; read from the sources, so that nothing is imported."""
     found = {}

@@ -46,9 +46,9 @@ METHOD = """\
 ## How it is measured
 
 - **Same weights, inputs and threads.** Models of transformers have random weights, the same in every run. BertBlocks
-  reads them by `from_huggingface`; ONNX Runtime and OpenVINO get one ONNX export of them. Embeddings of texts use a real
-  checkpoint, all-MiniLM-L6-v2, and real texts: the folder that `--data` or `BERTBLOCKS_BENCH_DATA` names, or docstrings
-  of Python's standard library.
+  reads them by `from_huggingface`; ONNX Runtime and OpenVINO get one ONNX export of them. Embeddings of texts use a
+  real checkpoint, all-MiniLM-L6-v2, and real texts: those of the folder that `--data` or `BERTBLOCKS_BENCH_DATA` names,
+  or else docstrings of Python's standard library.
 - **Outputs first.** Before anything is timed, each result is compared with that of transformers. fp32 may differ by
   1e-4 of the largest number, for training in loss and gradient; tokens of int8 must have a mean cosine of 0.99.
   What differs more is not timed, and the run fails.
@@ -65,10 +65,17 @@ Ratios mean little without what they stand against:
 | Baseline | What it is |
 | --- | --- |
 | transformers sdpa, padded | `AutoModel` with its default attention, one batch padded to its longest text |
-| transformers sdpa, sorted batches of 8 | the same, but texts sorted by length and run eight at a time: what a careful user does |
+| transformers sdpa, sorted batches of 8 | the same, eight texts at a time, sorted by length, as a careful user does |
 | sparse_prediction | an option of transformers' ModernBERT that scores labelled tokens alone |
 | ONNX Runtime int8 (dynamic) | `quantize_dynamic`, weights per channel, activations per tensor on the fly |
 | OpenVINO int8 (static) | NNCF's post-training quantisation, ranges of activations measured beforehand |
+"""
+
+GROWTH = """\
+## Cost against length
+
+Three layers of ModernBERT-base: local ones with a window of 128 tokens, global ones, or one global and two local. The
+exponent is the slope of log time against log length: 1 is linear, 2 is quadratic.
 """
 
 PROFILE = """\
@@ -90,7 +97,7 @@ def render() -> str:
         METHOD,
         "## Workloads\n\n![Speeds of all contenders](performance.svg)\n",
         *(section(workload_sheet(result)) for result in run["rows"].values()),
-        "## Cost against length\n\nThe exponent is the slope of log time against log length: 1 is linear, 2 is quadratic.\n",
+        GROWTH,
         *(section(sheet) for sheet in growth_sheets(run["stacks"])),
         f"## Uniform shapes\n\n{shapes_sheet(run['shapes']).to_markdown()}\n",
         f"## Accuracy of int8\n\n{described(accuracy_sheet(run['accuracy']))}",
