@@ -15,12 +15,15 @@ from transformers import AutoTokenizer
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
-from bertblocks.tasks import answering, classification, embedding, tagging
-from bertblocks.tasks.classification import TextExample
-from bertblocks.tasks.embedding import EmbeddingExample
+from bertblocks.tasks import embedding, tagging
+from bertblocks.tasks.answering import Answer as AnswerTask
+from bertblocks.tasks.classification import Classify, TextExample, balanced_weights
+from bertblocks.tasks.embedding import Embed, EmbeddingExample
 from bertblocks.tasks.labels import Labels, find_labels
 from bertblocks.tasks.records import DataError, Records
+from bertblocks.tasks.settings import AnswerSettings, ClassifySettings, EmbedSettings, TagSettings
 from bertblocks.tasks.squad import Answer, Question
+from bertblocks.tasks.tagging import Tag
 from bertblocks.tasks.tokens import TextTokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(get_model_path())
@@ -32,6 +35,18 @@ NASTY = ["👩‍👩‍👧", "", "e\u0301", "supercalifragilistic" * 9, " lead
 def tiny(task: str, **keys):
     config = BertBlocksConfig.from_preset("mini", vocab_size=len(TOKENIZER), type_vocab_size=2, **keys)
     return TASK_MODELS[task](config).eval()
+
+
+def classifier(labels: Labels, **settings) -> Classify:
+    task = Classify(ClassifySettings(**settings))
+    task.labels = labels
+    return task
+
+
+def tagger(*names: str, **settings) -> Tag:
+    task = Tag(TagSettings(**settings))
+    task.names = list(names)
+    return task
 
 
 def padded(features):
@@ -49,11 +64,12 @@ def padded(features):
 @given(text=words, pair=st.none() | words, repeat=st.integers(1, 9), length=st.integers(8, 24))
 def test_texts_are_framed_and_cut_as_transformers_does(text, pair, repeat, length):
     text, pair = " ".join([text] * repeat), None if pair is None else " ".join([pair] * (10 - repeat))
-    features, cut = classification.make_features([TextExample(text, pair, 0, "here")], TEXTS, length)
+    task = classifier(Labels("single_label_classification", ["a", "b"]))
+    features = task.features([TextExample(text, pair, 0, "here")], TEXTS, length)
     expected = TOKENIZER(text, pair, truncation="longest_first", max_length=length)
     assert features[0].ids == expected["input_ids"]
     assert features[0].types == expected["token_type_ids"]
-    assert cut == (len(TOKENIZER(text, pair)["input_ids"]) > length)
+    assert bool(task.notes) == (len(TOKENIZER(text, pair)["input_ids"]) > length)
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
@@ -66,27 +82,27 @@ def test_the_flat_sum_is_the_padded_mean_times_its_count(problem):
     }[problem]
     pairs = [("one", None), ("a much longer text", "and a pair"), ("", None)]
     examples = [TextExample(text, pair, t, "here") for (text, pair), t in zip(pairs, targets, strict=True)]
-    features, _ = classification.make_features(examples, TEXTS, 32)
+    task = classifier(labels)
+    features = task.features(examples, TEXTS, 32)
     model = tiny("sequence-classification", num_labels=labels.size, problem_type=problem)
-    loss = classification.ClassificationLoss(labels)
-    batch = loss.batch(features)
+    batch = task.batch(features)
     reference = model(**padded(features), labels=torch.tensor(targets)).loss
-    total = loss.losses(model, batch)["loss"]
+    total = task.losses(model, batch)["loss"]
     torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
 
 
 def test_balanced_weights_make_classes_count_alike():
     labels = Labels("single_label_classification", ["a", "b"])
     examples = [TextExample("x", None, target, "here") for target in (0, 0, 0, 1)]
-    weights = classification.balanced_weights(examples, labels)
+    weights = balanced_weights(examples, labels)
     assert (weights[0] * 3).item() == pytest.approx((weights[1] * 1).item())
-    features, _ = classification.make_features(examples, TEXTS, 8)
+    task = classifier(labels)
+    task.class_weights = weights
     model = tiny("sequence-classification", num_labels=2)
-    plain, weighted = classification.ClassificationLoss(labels), classification.ClassificationLoss(labels, weights)
-    batch = plain.batch(features)
+    batch = task.batch(task.features(examples, TEXTS, 8))
     logits = model(**batch.inputs).logits
     by_hand = -(torch.log_softmax(logits, -1)[range(4), batch.targets] * weights[batch.targets]).sum()
-    torch.testing.assert_close(weighted.losses(model, batch)["loss"], by_hand)
+    torch.testing.assert_close(task.losses(model, batch)["loss"], by_hand)
 
 
 def table(*values):
@@ -138,7 +154,7 @@ def tagged(sentence, tags=None):
 @settings(max_examples=60, deadline=None)
 @given(sentence=st.lists(words | st.sampled_from(NASTY), min_size=1, max_size=8))
 def test_first_pieces_are_those_of_transformers(sentence):
-    features, _ = tagging.make_features([tagged(sentence)], ["A"], TEXTS, 512, every_piece=False)
+    features = tagger("A").features([tagged(sentence)], TEXTS, 512)
     encoded = TOKENIZER(sentence, is_split_into_words=True, truncation=True, max_length=512)
     if encoded["input_ids"] != features[0].ids or len(features) > 1:
         return  # words that only normalisation joins or that outgrow a window are tested below
@@ -153,11 +169,12 @@ def test_each_word_is_scored_once_over_windows():
     sentence = [f"word{i}" for i in range(60)] + NASTY
     names = [f"T{i}" for i in range(len(sentence))]
     example = tagged(sentence, names)
-    features, windowed = tagging.make_features([example], names, TEXTS, 24, every_piece=False)
+    task = tagger(*names)
+    features = task.features([example], TEXTS, 24)
     scored = [label for feature in features for label in feature.target if label != -100]
     silent = {sentence.index(""), sentence.index("\u200b")}  # words without a token of their own
     assert sorted(scored) == [i for i in range(len(sentence)) if i not in silent]
-    assert windowed == 1
+    assert task.notes == ["1 texts are longer than 24 tokens and seen through windows"]
     assert all(len(feature.ids) <= 24 for feature in features)
 
 
@@ -180,23 +197,26 @@ def test_spans_of_characters_become_tags_of_words(tmp_path):
         tagging.read_tagged(path)
 
 
-def test_unknown_tags_are_named():
-    with pytest.raises(DataError, match=r"the tag 'B-PRE' is not one of the model's \(did you mean 'B-PER'"):
-        tagging.make_features([tagged(["a"], ["B-PRE"])], ["O", "B-PER"], TEXTS, 16, every_piece=False)
+def test_unknown_tags_are_named(tmp_path):
+    path = tmp_path / "t.conll"
+    path.write_text("a O\nb B-PRE\n")
+    with pytest.raises(DataError, match=r"t\.conll line 1: the tag 'B-PRE' .*model's \(did you mean 'B-PER'"):
+        tagger("O", "B-PER").read(path)
 
 
 def test_the_tagging_sum_is_the_padded_mean_times_its_count():
     examples = [tagged(["one", "two"], ["A", "B"]), tagged(["unbelievably", "long", "words"], ["B", "A", "A"])]
     model = tiny("token-classification", num_labels=2)
     for every_piece in (False, True):
-        features, _ = tagging.make_features(examples, ["A", "B"], TEXTS, 32, every_piece)
-        batch = tagging.TaggingLoss().batch(features)
+        task = tagger("A", "B", every_piece=every_piece)
+        features = task.features(examples, TEXTS, 32)
+        batch = task.batch(features)
         inputs = padded(features)
         width = inputs["input_ids"].shape[1]
         labels = torch.tensor([feature.target + [-100] * (width - len(feature.ids)) for feature in features])
         logits = model(**inputs).logits
         reference = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        total = tagging.TaggingLoss().losses(model, batch)["loss"]
+        total = task.losses(model, batch)["loss"]
         torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
 
 
@@ -215,7 +235,7 @@ def test_targets_point_at_the_answer_in_every_window_that_has_it(data):
     start = len(" ".join([*context_words[:first], ""]))
     text = " ".join(context_words[first : last + 1])
     question = Question("1", "which one?", context, [Answer(text, start)], "here")
-    features = answering.make_features([question], TEXTS, 24, stride=6)
+    features = AnswerTask(AnswerSettings(stride=6)).features([question], TEXTS, 24)
     answer_ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     held = [feature for feature in features if feature.target != (0, 0)]
     assert held, "an answer shorter than the overlap is whole in some window"
@@ -228,13 +248,14 @@ def test_the_answering_sum_is_the_padded_mean_times_its_count():
         Question("1", "who?", "Ada wrote it in a house.", [Answer("Ada", 0)], "here"),
         Question("2", "why?", "Nobody knows.", [], "here"),
     ]
-    features = answering.make_features(questions, TEXTS, 32, stride=16)
+    task = AnswerTask(AnswerSettings(stride=16))
+    features = task.features(questions, TEXTS, 32)
     assert features[1].target == (0, 0)
     model = tiny("question-answering")
-    batch = answering.AnsweringLoss().batch(features)
+    batch = task.batch(features)
     starts, ends = batch.targets.unbind(1)
     reference = model(**padded(features), start_positions=starts, end_positions=ends).loss
-    total = answering.AnsweringLoss().losses(model, batch)["loss"]
+    total = task.losses(model, batch)["loss"]
     torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
 
 
@@ -266,11 +287,10 @@ def test_cosent_by_hand():
 @pytest.mark.parametrize(("dimensions", "score"), [([], None), ([16], None), ([16], 0.5)])
 def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions, score):
     examples = [EmbeddingExample(["a text", "its pair"], score and score * n, "here") for n in range(1, 4)]
-    features, cut = embedding.make_features(examples, TEXTS, 16)
-    assert cut == 0
+    task = Embed(EmbedSettings(dimensions=dimensions))
+    features = task.features(examples, TEXTS, 16)
     model = tiny("base")
-    loss = embedding.EmbeddingLoss("mean", dimensions)
-    batch = loss.batch(features)
+    batch = task.batch(features)
     flat = [feature for column in zip(*features, strict=True) for feature in column]
     inputs = padded(flat)
     hidden, mask = model(**inputs).last_hidden_state, inputs["attention_mask"][..., None]
@@ -282,5 +302,5 @@ def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions, score):
             expected.append(F.cross_entropy(left @ right.T * 20, torch.arange(3)))
         else:
             expected.append(embedding.cosent((left * right).sum(-1), batch.targets))
-    total = loss.losses(model, batch)["loss"] / batch.counts["loss"]
+    total = task.losses(model, batch)["loss"] / batch.counts["loss"]
     torch.testing.assert_close(total, torch.stack(expected).mean(), rtol=1e-4, atol=1e-6)

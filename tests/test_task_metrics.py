@@ -22,7 +22,7 @@ pairs = st.lists(st.tuples(labels, labels), min_size=2, max_size=30)
 @given(pairs=pairs)
 def test_classification_from_the_confusion_matrix(pairs):
     gold, predicted = zip(*pairs, strict=True)
-    scores = metrics.classification_scores(gold, predicted)
+    scores = metrics.classification_scores(gold, predicted, classes=4)
     confusion = sklearn_metrics.confusion_matrix(gold, predicted)
     hits, real, said = np.diag(confusion), confusion.sum(1), confusion.sum(0)
     f1 = 2 * hits / np.maximum(real + said, 1)
@@ -33,6 +33,11 @@ def test_classification_from_the_confusion_matrix(pairs):
     spread = np.sqrt(float(total**2 - (said**2).sum()) * float(total**2 - (real**2).sum()))
     mcc = (hits.sum() * total - (real * said).sum()) / spread if spread else 0.0
     assert scores["mcc"] == pytest.approx(mcc)
+
+
+def test_two_classes_have_the_f1_of_the_second():
+    scores = metrics.classification_scores([0, 1, 1, 1], [1, 1, 1, 0], classes=2)
+    assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
 
 
 def test_multi_label():

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bertblocks.models import BertBlocksModel as BertBlocksModel
     from bertblocks.models import BertBlocksPreTrainedModel as BertBlocksPreTrainedModel
     from bertblocks.presets import preset_names as preset_names
+    from bertblocks.tasks.finetune import finetune as finetune
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ _HOMES = {
     "Predictor": "inference",
     "SequenceLayout": "layout",
     "convert": "families.convert",
+    "finetune": "tasks.finetune",
     "from_huggingface": "families",
     "load": "families.load",
     "preset_names": "presets",
@@ -70,6 +72,8 @@ __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "flax":  # needs the extra `jax`, so nothing imports it unasked
+        return importlib.import_module("bertblocks.flax")
     if name not in _HOMES:
         raise AttributeError(f"module 'bertblocks' has no attribute {name!r}")
     return getattr(importlib.import_module(f"bertblocks.{_HOMES[name]}"), name)

@@ -16,8 +16,10 @@ from bertblocks.cli.describe import describe
 from bertblocks.cli.embed import embed
 from bertblocks.cli.families import families
 from bertblocks.cli.fill_mask import fill_mask
+from bertblocks.cli.finetune import finetune
 from bertblocks.cli.generate import generate
 from bertblocks.cli.merge import merge
+from bertblocks.cli.plan import plan
 from bertblocks.cli.presets import presets
 from bertblocks.cli.pretrain import pretrain
 from bertblocks.cli.quantize import quantize
@@ -43,7 +45,9 @@ app.command()(fill_mask)
 app.command()(families)
 app.command()(schema)
 app.command()(pretrain)
+app.command()(finetune)
 app.command()(merge)
+app.command()(plan)
 app.command()(generate)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")

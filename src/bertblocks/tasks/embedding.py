@@ -1,10 +1,13 @@
-"""Embeddings of texts that belong together: pairs, triplets and scored pairs, and losses that bring them close."""
+"""Embeddings of texts that belong together: pairs, triplets and scored pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
@@ -12,12 +15,21 @@ from torch import Tensor, distributed, nn
 from bertblocks.blocks.head import pool
 from bertblocks.layout import SequenceLayout
 from bertblocks.numerics import upcast
+from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.columns import choose_columns, write_columns
 from bertblocks.tasks.features import Feature, FeatureBatch
-from bertblocks.tasks.records import DataError, Records, is_number
+from bertblocks.tasks.metrics import regression_scores, retrieval_scores
+from bertblocks.tasks.records import DataError, Records, is_number, read_records
+from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.tasks.tokens import TextTokenizer
+
+if TYPE_CHECKING:
+    from bertblocks.inference import Predictor
 
 #: Similarities are multiplied by this before the softmax, as sentence-transformers does.
 SCALE = 20.0
+#: Ranks at which retrieval is scored.
+RANKS = (1, 10)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,119 @@ class EmbeddingExample:
     texts: list[str]
     score: float | None
     place: str
+
+
+class Embed(FineTuneTask):
+    """Vectors that are close where texts belong together.
+
+    Pairs and triplets are contrasted with the other texts of the batch, those of all processes included; scored pairs
+    are ordered by CoSENT (Su, 2022). Prefixes of the vectors can be trained along (Matryoshka; Kusupati et al., 2022).
+    """
+
+    settings_class = EmbedSettings
+    model_task = "base"
+    default_length = 256
+
+    def __init__(self, settings: EmbedSettings) -> None:
+        super().__init__(settings)
+        self.is_scored = False
+
+    @property
+    def metric(self) -> str:
+        return "spearman" if self.is_scored else f"ndcg@{RANKS[-1]}"
+
+    def read(self, source: str | Path) -> list[EmbeddingExample]:
+        settings = self.settings
+        records = read_records(source, settings.header)
+        given = self.given_columns("text", "text_pair", "negative", "label")
+        columns = choose_columns(records, ["text", "text_pair"], ["negative", "label"], given)
+        self.is_scored = "label" in columns
+        if settings.loss is not None and self.is_scored == (settings.loss == "contrast"):
+            needs = "no column of scores" if self.is_scored else "a column of scores, label=COLUMN"
+            raise DataError(f"{source}: loss is {settings.loss!r}, which takes {needs}.")
+        self.notes.append(f"{source}: {len(records):,} rows, {write_columns(columns, records)}")
+        return read_examples(records, columns)
+
+    def features(
+        self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
+    ) -> list[list[Feature]]:
+        """The sequences of each example; longer ones are cut."""
+        texts = [text for example in examples for text in example.texts]
+        room = max_length - tokenizer.num_special()
+        tokens = iter(tokenizer.tokenize(texts))
+        features, cut = [], 0
+        for example in examples:
+            own = []
+            for _ in example.texts:
+                ids = next(tokens).ids
+                cut += len(ids) > room
+                framed = tokenizer.frame(ids[:room])
+                own.append(Feature(framed.ids, framed.types, example.score))
+            features.append(own)
+        if cut:
+            self.notes.append(f"{cut:,} texts are cut to {max_length} tokens; max_length may be raised")
+        return features
+
+    def batch(self, features: Sequence[Sequence[Feature]]) -> FeatureBatch:
+        """All first texts, then all second ones, then all third ones."""
+        columns = [feature for column in zip(*features, strict=True) for feature in column]
+        scores = [own[0].target for own in features]
+        targets = torch.tensor([float("nan") if score is None else score for score in scores])
+        return FeatureBatch.of(columns, targets, len(features))
+
+    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+        sequences = len(batch.cu_seqlens) - 1
+        embeddings = upcast(embed(model, batch, self.pooling))
+        parts = embeddings.view(sequences // len(batch.targets), len(batch.targets), -1)  # [texts, examples, hidden]
+        width = parts.shape[-1]
+        sizes = [*sorted(size for size in self.settings.dimensions if size < width), width]
+        losses = [self._loss(F.normalize(parts[..., :size], dim=-1), batch.targets) for size in sizes]
+        return {"loss": torch.stack(losses).mean() * len(batch.targets)}
+
+    def _loss(self, parts: Tensor, scores: Tensor) -> Tensor:
+        """The mean over the batch, for vectors of length 1."""
+        if bool(scores.isnan().any()):
+            return contrast(parts)
+        similarities = (parts[0] * parts[1]).sum(-1)
+        if self.settings.loss == "cosine":
+            return F.mse_loss(similarities, scores)
+        return cosent(gather(similarities), gather(scores))
+
+    def evaluate(self, predictor: Predictor, examples: Sequence[EmbeddingExample]) -> Evaluated:
+        """Correlation with the scores, or how well first texts find their second ones among all."""
+        texts = list(dict.fromkeys(text for example in examples for text in example.texts))
+        place = {text: number for number, text in enumerate(texts)}
+        vectors = predictor.encode(texts)
+        first = vectors[[place[example.texts[0]] for example in examples]]
+        second = vectors[[place[example.texts[1]] for example in examples]]
+        if self.is_scored:
+            scores = np.array([example.score for example in examples], dtype=np.float64)
+            similarities = (first * second).sum(axis=1)
+            return Evaluated(
+                regression_scores(scores, similarities),
+                lambda i: regression_scores(scores[i], similarities[i])["spearman"],
+            )
+        return _score_retrieval(examples, vectors, place)
+
+
+def _score_retrieval(examples: Sequence[EmbeddingExample], vectors: np.ndarray, place: Mapping[str, int]) -> Evaluated:
+    queries = list(dict.fromkeys(example.texts[0] for example in examples))
+    documents = list(dict.fromkeys(text for example in examples for text in example.texts[1:]))
+    relevant: dict[str, set[str]] = {query: set() for query in queries}
+    for example in examples:
+        relevant[example.texts[0]].add(example.texts[1])
+    targets = vectors[[place[document] for document in documents]]
+    ranked = []
+    for query in queries:
+        order = np.argsort(-(targets @ vectors[place[query]]), kind="stable")
+        ranked.append([documents[i] for i in order[: RANKS[-1]]])
+    wanted = [relevant[query] for query in queries]
+    by_query = np.array(
+        [retrieval_scores([a], [b], RANKS[-1:])[f"ndcg@{RANKS[-1]}"] for a, b in zip(ranked, wanted, strict=True)]
+    )
+    number = {query: index for index, query in enumerate(queries)}
+    owner = np.array([number[example.texts[0]] for example in examples])
+    return Evaluated(retrieval_scores(ranked, wanted, RANKS), lambda i: float(by_query[owner[i]].mean()))
 
 
 def read_examples(records: Records, columns: Mapping[str, str]) -> list[EmbeddingExample]:
@@ -43,62 +168,6 @@ def read_examples(records: Records, columns: Mapping[str, str]) -> list[Embeddin
             raise DataError(f"{place}: the score is {score!r}; it must be a number.")
         examples.append(EmbeddingExample(texts, None if score is None else float(score), place))
     return examples
-
-
-def make_features(
-    examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
-) -> tuple[list[list[Feature]], int]:
-    """The sequences of each example, and how many texts were cut."""
-    texts = [text for example in examples for text in example.texts]
-    room = max_length - tokenizer.num_special()
-    tokens = iter(tokenizer.tokenize(texts))
-    features, cut = [], 0
-    for example in examples:
-        own = []
-        for _ in example.texts:
-            ids = next(tokens).ids
-            cut += len(ids) > room
-            framed = tokenizer.frame(ids[:room])
-            own.append(Feature(framed.ids, framed.types, example.score))
-        features.append(own)
-    return features, cut
-
-
-class EmbeddingLoss:
-    """Contrast within the batch for pairs and triplets, CoSENT (Su, 2022) for scored pairs.
-
-    Other texts of the batch, and of the batches of all processes, are the negatives. `dimensions` are prefixes of the
-    embedding that are trained along with the whole (Matryoshka; Kusupati et al., 2022).
-    """
-
-    def __init__(self, pooling: str, dimensions: Sequence[int] = (), loss: str | None = None) -> None:
-        self.pooling = pooling
-        self.dimensions = sorted(dimensions)
-        self.loss = loss
-
-    def batch(self, features: Sequence[Sequence[Feature]]) -> FeatureBatch:
-        """All first texts, then all second ones, then all third ones."""
-        columns = [feature for column in zip(*features, strict=True) for feature in column]
-        scores = [own[0].target for own in features]
-        targets = torch.tensor([float("nan") if score is None else score for score in scores])
-        return FeatureBatch.of(columns, targets, len(features))
-
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        sequences = len(batch.cu_seqlens) - 1
-        embeddings = upcast(embed(model, batch, self.pooling))
-        parts = embeddings.view(sequences // len(batch.targets), len(batch.targets), -1)  # [texts, examples, hidden]
-        sizes = [size for size in self.dimensions if size < parts.shape[-1]]
-        losses = [self._loss(parts[..., :size], batch.targets) for size in (*sizes, parts.shape[-1])]
-        return {"loss": torch.stack(losses).mean() * len(batch.targets)}
-
-    def _loss(self, parts: Tensor, scores: Tensor) -> Tensor:
-        parts = F.normalize(parts, dim=-1)
-        if bool(scores.isnan().any()):
-            return contrast(parts)
-        similarities = (parts[0] * parts[1]).sum(-1)
-        if self.loss == "cosine":
-            return F.mse_loss(similarities, scores)
-        return cosent(gather(similarities), gather(scores))
 
 
 def embed(model: nn.Module, batch: FeatureBatch, pooling: str) -> Tensor:

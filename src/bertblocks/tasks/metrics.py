@@ -8,24 +8,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 Scores = dict[str, float]
 
 
-def classification_scores(gold: Sequence[int], predicted: Sequence[int]) -> Scores:
-    """Scores of one label per text.
+def classification_scores(gold: Sequence[int], predicted: Sequence[int], classes: int) -> Scores:
+    """Scores of one label per text; of two classes also the F1 of the second.
 
     Example:
-        >>> classification_scores([0, 1, 1, 0], [0, 1, 0, 0])["accuracy"]
+        >>> classification_scores([0, 1, 1, 0], [0, 1, 0, 0], classes=2)["accuracy"]
         0.75
     """
     from sklearn import metrics
 
+    binary = {"f1": float(metrics.f1_score(gold, predicted, zero_division=0))} if classes == 2 else {}
     return {
         "accuracy": float(metrics.accuracy_score(gold, predicted)),
         "f1_macro": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),
         "f1_micro": float(metrics.f1_score(gold, predicted, average="micro", zero_division=0)),
         "mcc": float(metrics.matthews_corrcoef(gold, predicted)),
+        **binary,
     }
 
 
@@ -40,7 +43,7 @@ def multi_label_scores(gold: np.ndarray, predicted: np.ndarray) -> Scores:
     }
 
 
-def regression_scores(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
+def regression_scores(gold: ArrayLike, predicted: ArrayLike) -> Scores:
     """Pearson and Spearman correlation, 0 where one side is constant, and the mean squared error.
 
     Example:

@@ -1,14 +1,15 @@
-"""Tags of words: examples from CoNLL files and records, features over windows, and the loss."""
+"""Tags of words, and the entities that they mark."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,13 +18,22 @@ from bertblocks.models.masked_lm import IGNORE
 from bertblocks.numerics import upcast
 from bertblocks.registry import nearest
 from bertblocks.tasks.alignment import Span, align, join_words, spread_labels, words_of
+from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.columns import choose_columns
 from bertblocks.tasks.conll import read_conll
 from bertblocks.tasks.features import Feature, FeatureBatch
+from bertblocks.tasks.metrics import tagging_scores
 from bertblocks.tasks.records import DataError, Records, read_records
-from bertblocks.tasks.schemes import Entity, find_scheme, to_bio, write_tags
+from bertblocks.tasks.schemes import Entity, entities, find_scheme, to_bio, write_tags
+from bertblocks.tasks.settings import TagSettings
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.tasks.windows import cut_windows
+
+if TYPE_CHECKING:
+    from bertblocks.inference import Predictor
+
+#: Texts that a report shows because most of their tags are wrong.
+WORST = 20
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,143 @@ class TaggedExample:
     words: list[Span]
     tags: list[str]
     place: str
+    #: The words as the file gives them; None where it gives the text.
+    given: list[str] | None = None
+
+
+class Tag(FineTuneTask):
+    """A tag for each word of a text: parts of speech, or BIO tags that mark entities."""
+
+    settings_class = TagSettings
+    model_task = "token-classification"
+
+    def __init__(self, settings: TagSettings) -> None:
+        super().__init__(settings)
+        self.names: list[str] = []
+
+    @property
+    def metric(self) -> str:
+        return "f1" if self._has_entities else "accuracy"
+
+    @property
+    def _has_entities(self) -> bool:
+        return find_scheme([self.names]) != "plain"
+
+    def adopt(self, config: Any) -> None:
+        self.names = [config.id2label[index] for index in sorted(config.id2label)]
+
+    def read(self, source: str | Path) -> list[TaggedExample]:
+        settings = self.settings
+        given = self.given_columns("words", "tags", "text", "spans")
+        tagged = read_tagged(source, settings.column, given, settings.scheme)
+        self.names = self.names or find_tags(tagged.examples)
+        _refuse_unknown(tagged.examples, self.names)
+        words = sum(len(example.words) for example in tagged.examples)
+        note = f"{source}: {len(tagged.examples):,} texts, {words:,} words, {len(self.names)} tags"
+        self.notes.append(note if tagged.scheme == "plain" else f"{note}, written as {tagged.scheme.upper()}")
+        if tagged.repaired:
+            self.notes.append(f"{source}: {tagged.repaired:,} tags broke their scheme and were repaired")
+        return tagged.examples
+
+    def config_changes(self) -> dict[str, Any]:
+        return {
+            "id2label": dict(enumerate(self.names)),
+            "label2id": {name: index for index, name in enumerate(self.names)},
+        }
+
+    def features(self, examples: Sequence[TaggedExample], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:
+        """Sequences with a label for every token.
+
+        Windows of a long text overlap, and a token is scored in one of them: where the most is seen around it.
+        """
+        index = {name: number for number, name in enumerate(self.names)}
+        room = max_length - tokenizer.num_special()
+        features, windowed = [], 0
+        for example, tokens in zip(examples, tokenizer.tokenize([e.text for e in examples], offsets=True), strict=True):
+            targets = [index[tag] for tag in example.tags]
+            labels = spread_labels(align(example.words, tokens.offsets), targets, self.settings.every_piece)
+            windows = cut_windows(len(tokens.ids), room, room // 4)
+            windowed += len(windows) > 1
+            for window in windows:
+                framed = tokenizer.frame(tokens.ids[window.start : window.stop])
+                target = [IGNORE] * len(framed.ids)
+                begin = framed.start + window.core_start - window.start
+                core = labels[window.core_start : window.core_stop]
+                target[begin : begin + len(core)] = core
+                features.append(Feature(framed.ids, framed.types, target))
+        if windowed:
+            self.notes.append(f"{windowed:,} texts are longer than {max_length} tokens and seen through windows")
+        return features
+
+    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
+        targets = torch.tensor([label for feature in features for label in feature.target])
+        return FeatureBatch.of(features, targets, int((targets != IGNORE).sum()))
+
+    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+        logits = upcast(model(**batch.inputs).logits)
+        return {"loss": F.cross_entropy(logits, batch.targets, ignore_index=IGNORE, reduction="sum")}
+
+    def evaluate(self, predictor: Predictor, examples: Sequence[TaggedExample]) -> Evaluated:
+        gold = [example.tags for example in examples]
+        predicted = self._predict(predictor, examples)
+        scores = tagging_scores(gold, predicted, self._has_entities)
+        kinds = entities if self._has_entities else _single_words
+        real, said = ([set(kinds(tags)) for tags in side] for side in (gold, predicted))
+        counts = np.array([[len(a & b), len(a), len(b)] for a, b in zip(real, said, strict=True)])
+
+        def resample(chosen: np.ndarray) -> float:
+            hits, there, found = counts[chosen].sum(axis=0)
+            return 2 * hits / max(there + found, 1)
+
+        worst = np.argsort(counts[:, 0] * 2 - counts[:, 1] - counts[:, 2])[:WORST]
+        rows = [[_write(examples[i], gold[i]), _write(examples[i], predicted[i])] for i in worst if real[i] != said[i]]
+        tables = {
+            "Labels": [["label", "precision", "recall", "F1", "examples"], *_by_kind(real, said)],
+            "Worst examples": [["gold", "predicted"], *rows],
+        }
+        return Evaluated(scores, resample, tables)
+
+    def _predict(self, predictor: Predictor, examples: Sequence[TaggedExample]) -> list[list[str]]:
+        """Tags of the examples' own words; a text given without words is tagged as its users would."""
+        given = [example.given for example in examples if example.given is not None]
+        if len(given) == len(examples):
+            return [[one.label for one in row] for row in predictor.tag(given, level="words")]
+        said = predictor.tag([example.text for example in examples], level="entities")
+        result = []
+        for example, found in zip(examples, said, strict=True):
+            touched = [
+                [i for i, (start, end) in enumerate(example.words) if start < one.end and end > one.start]
+                for one in found
+            ]
+            spans = [
+                Entity(words[0], words[-1] + 1, one.label) for words, one in zip(touched, found, strict=True) if words
+            ]
+            result.append(write_tags(spans, len(example.words), "bio"))
+        return result
+
+
+def _single_words(tags: Sequence[str]) -> list[Entity]:
+    return [Entity(index, index + 1, tag) for index, tag in enumerate(tags)]
+
+
+def _by_kind(real: Sequence[set[Entity]], said: Sequence[set[Entity]]) -> list[list[Any]]:
+    """Precision, recall and F1 of each kind of entity, or of each tag."""
+    kinds = sorted({one.kind for side in (*real, *said) for one in side})
+    hits, there, found = (
+        Counter(one.kind for group in groups for one in group)
+        for groups in ([a & b for a, b in zip(real, said, strict=True)], real, said)
+    )
+    rows = []
+    for kind in kinds:
+        precision, recall = hits[kind] / max(found[kind], 1), hits[kind] / max(there[kind], 1)
+        f1 = 2 * hits[kind] / max(there[kind] + found[kind], 1)
+        rows.append([kind, f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", there[kind]])
+    return rows
+
+
+def _write(example: TaggedExample, tags: Sequence[str]) -> str:
+    words = [example.text[start:end] for start, end in example.words]
+    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
 @dataclass(frozen=True)
@@ -57,7 +204,8 @@ def read_tagged(
         examples = []
         for sentence in read_conll(path, column):
             text, words = join_words(sentence.words)
-            examples.append(TaggedExample(text, words, sentence.tags, f"{path} line {sentence.line}"))
+            place = f"{path} line {sentence.line}"
+            examples.append(TaggedExample(text, words, sentence.tags, place, sentence.words))
     else:
         records = read_records(source)
         by_words = "words" in (given or {}) or any(name in records.columns for name in ("words", "tokens"))
@@ -70,7 +218,7 @@ def read_tagged(
     for example in examples:
         tags, changes = to_bio(example.tags, found)
         repaired += changes
-        result.append(TaggedExample(example.text, example.words, tags, example.place))
+        result.append(replace(example, tags=tags))
     return TaggedExamples(result, found, repaired)
 
 
@@ -83,7 +231,7 @@ def _read_words(records: Records, index: int, columns: Mapping[str, str]) -> Tag
     if len(words) != len(tags):
         raise DataError(f"{place}: there are {len(words)} words and {len(tags)} tags; there must be one for each.")
     text, spans = join_words(words)
-    return TaggedExample(text, spans, tags, place)
+    return TaggedExample(text, spans, tags, place, words)
 
 
 def _read_spans(records: Records, index: int, columns: Mapping[str, str]) -> TaggedExample:
@@ -96,14 +244,14 @@ def _read_spans(records: Records, index: int, columns: Mapping[str, str]) -> Tag
         raise DataError(f"{place}: {columns['spans']!r} is {spans!r}; it must be a list of spans.")
     marked = sorted((_check_span(span, text, place) for span in spans), key=lambda one: one.start)
     words = _split_at(words_of(text), [edge for one in marked for edge in (one.start, one.end)])
-    entities: list[Entity] = []
+    found: list[Entity] = []
     for one in marked:
         inside = [number for number, (start, end) in enumerate(words) if start < one.end and end > one.start]
-        if entities and inside and inside[0] < entities[-1].end:
+        if found and inside and inside[0] < found[-1].end:
             raise DataError(f"{place}: the span {one.start}-{one.end} overlaps another; each word has one tag.")
         if inside:
-            entities.append(Entity(inside[0], inside[-1] + 1, one.kind))
-    return TaggedExample(text, words, write_tags(entities, len(words), "bio"), place)
+            found.append(Entity(inside[0], inside[-1] + 1, one.kind))
+    return TaggedExample(text, words, write_tags(found, len(words), "bio"), place)
 
 
 def _check_span(span: Any, text: str, place: str) -> Entity:
@@ -126,56 +274,17 @@ def _split_at(words: Sequence[Span], edges: Sequence[int]) -> list[Span]:
     return pieces
 
 
-# ---------------------------------------------------------------------- training
-
-
 def find_tags(examples: Sequence[TaggedExample]) -> list[str]:
     """The tags that a tagger learns, O first and the others sorted."""
     counts = Counter(tag for example in examples for tag in example.tags)
     if len(counts) < 2:
         has = f"the only tag is {next(iter(counts))!r}" if counts else "there are no tags"
-        raise DataError(f"{examples[0].place.rsplit(' ', 2)[0]}: {has}; a tagger needs at least two.")
+        raise DataError(f"{examples[0].place}: from here to the end {has}; a tagger needs at least two.")
     return sorted(counts, key=lambda tag: (tag != "O", tag))
 
 
-def make_features(
-    examples: Sequence[TaggedExample],
-    names: Sequence[str],
-    tokenizer: TextTokenizer,
-    max_length: int,
-    every_piece: bool,
-) -> tuple[list[Feature], int]:
-    """Sequences with a label for every token, and how many texts needed more than one window.
-
-    Windows overlap, and a token is scored in one of them: where the most is seen around it.
-    """
-    index = {name: number for number, name in enumerate(names)}
-    room = max_length - tokenizer.num_special()
-    features, windowed = [], 0
-    for example, tokens in zip(examples, tokenizer.tokenize([e.text for e in examples], offsets=True), strict=True):
+def _refuse_unknown(examples: Sequence[TaggedExample], names: Sequence[str]) -> None:
+    for example in examples:
         for tag in example.tags:
-            if tag not in index:
+            if tag not in names:
                 raise DataError(f"{example.place}: the tag {tag!r} is not one of the model's{nearest(tag, names)}.")
-        labels = spread_labels(align(example.words, tokens.offsets), [index[t] for t in example.tags], every_piece)
-        windows = cut_windows(len(tokens.ids), room, room // 4)
-        windowed += len(windows) > 1
-        for window in windows:
-            framed = tokenizer.frame(tokens.ids[window.start : window.stop])
-            target = [IGNORE] * len(framed.ids)
-            begin = framed.start + window.core_start - window.start
-            core = labels[window.core_start : window.core_stop]
-            target[begin : begin + len(core)] = core
-            features.append(Feature(framed.ids, framed.types, target))
-    return features, windowed
-
-
-class TaggingLoss:
-    """The summed cross-entropy over labelled tokens."""
-
-    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
-        targets = torch.tensor([label for feature in features for label in feature.target])
-        return FeatureBatch.of(features, targets, int((targets != IGNORE).sum()))
-
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        logits = upcast(model(**batch.inputs).logits)
-        return {"loss": F.cross_entropy(logits, batch.targets, ignore_index=IGNORE, reduction="sum")}

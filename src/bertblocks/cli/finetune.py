@@ -1,0 +1,96 @@
+"""`bertblocks finetune`: a model learns to classify, tag, answer or embed from files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.source import fail
+
+if TYPE_CHECKING:
+    from bertblocks.tasks.finetune import FineTuned
+
+
+def finetune(
+    task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model is to learn.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as epochs=3 or label=COLUMN; `list` shows all."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A checkpoint folder of any family, or a hub id.")] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples: csv, tsv, json, jsonl or parquet tables, CoNLL and CoNLL-U for tag, SQuAD json for answer, "
+            "or a datasets name (NAME, NAME:SPLIT, NAME:CONFIG:SPLIT)."
+        ),
+    ] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="Examples to choose the best model by; by default a part of --train.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The folder to write; by default runs/TASK-NAME.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model on files; run again, it continues where it was stopped.
+
+    Several processes: torchrun --nproc-per-node N -m bertblocks finetune ...
+    """
+    from bertblocks.tasks.settings import SETTINGS
+
+    if settings == ["list"]:
+        _print_settings(SETTINGS[task])
+        return
+    if model is None or train is None:
+        fail(f"--{'model' if model is None else 'train'} is missing; finetune {task} needs a model and examples.")
+    import transformers
+
+    from bertblocks.tasks.finetune import finetune as run
+    from bertblocks.training.distributed import ElsewhereError
+    from bertblocks.training.loop import NonFiniteError
+    from bertblocks.training.recipe_files import parse_value
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            fail(f"{setting!r} is no setting; write KEY=VALUE (`bertblocks finetune {task} list` shows the keys).")
+        # columns are names, also where they look like numbers
+        values[key] = text if SETTINGS[task].takes_text(key) else parse_value(text, setting)
+    try:
+        done = run(task, model, train, evaluation, output, overwrite=overwrite, progress=not as_json, **values)
+    except ElsewhereError as error:
+        raise typer.Exit(1) from error
+    except (OSError, ValueError, NonFiniteError) as error:
+        fail(error)
+    if done.signal is not None:
+        typer.echo("Stopped and saved; run the same command to continue.", err=True)
+        raise typer.Exit(128 + done.signal)
+    _print(done, as_json)
+
+
+def _print(done: FineTuned, as_json: bool) -> None:
+    if as_json:
+        values = {"folder": str(done.folder), "metric": done.metric, "scores": done.scores}
+        print_json({**values, "runs": done.runs, "intervals": done.intervals})
+        return
+    console = make_console()
+    table = make_table(["score", "value"])
+    for name, value in done.scores.items():
+        interval = f" ± {done.intervals[name]:.4f}" if done.intervals else ""
+        table.add_row(f"{name}{' (chosen by)' if name == done.metric else ''}", f"{value:.4f}{interval}")
+    print_table(console, "Evaluation", table)
+    console.print(f"\nModel and report: {done.folder}")
+
+
+def _print_settings(schema: Any) -> None:
+    console = make_console()
+    table = make_table(["key", "default", "meaning"], text_columns=3)
+    for name, field in schema.model_fields.items():
+        table.add_row(name, str(field.default), field.description or "")
+    print_table(console, "Settings", table)

@@ -1,0 +1,304 @@
+"""Fine-tuning: a model, a task and files in, a model that does the task out."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bertblocks.data.hashing import combine, permute
+from bertblocks.inference import Predictor
+from bertblocks.registry import nearest
+from bertblocks.tasks.answering import Answer
+from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.classification import Classify
+from bertblocks.tasks.embedding import Embed
+from bertblocks.tasks.features import FeatureBatch
+from bertblocks.tasks.metrics import Scores
+from bertblocks.tasks.output import report_finetuning, write_embedder, write_model
+from bertblocks.tasks.records import DataError
+from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.tasks.starting import add_lora, freeze, layered_optimizer, start_model
+from bertblocks.tasks.tagging import Tag
+from bertblocks.tasks.tokens import TextTokenizer
+from bertblocks.training.amounts import Amount
+from bertblocks.training.checkpoints import write_json
+from bertblocks.training.distributed import World, join, leave
+from bertblocks.training.loop import Selection, Trainer
+from bertblocks.training.progress import Progress
+from bertblocks.training.recipe_files import read_section
+from bertblocks.training.schedules import factor
+from bertblocks.training.sections import Constant, Cosine, Linear
+from bertblocks.training.state import restore
+from bertblocks.training.task import Task
+from bertblocks.training.trackers import get_trackers
+
+TASKS: dict[str, type[FineTuneTask]] = {"classify": Classify, "tag": Tag, "answer": Answer, "embed": Embed}
+SCHEDULES = {"linear": Linear, "cosine": Cosine, "constant": Constant}
+#: What a run was asked for, and how it ended. The second file makes a run complete.
+REQUEST, RESULTS = "finetune.json", "results.json"
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """Where the model is, and how good it is on the evaluation examples."""
+
+    folder: Path
+    metric: str
+    scores: Scores
+    #: Of each run, where there were several seeds: `scores` are then their means.
+    runs: list[Scores]
+    #: Half the width of the 95 % interval of each mean; empty for one run.
+    intervals: Scores
+    #: What ended the run before its last step, if something did; running it again goes on.
+    signal: int | None = None
+
+
+def finetune(
+    task: str,
+    model: str | Path,
+    train: str | Path,
+    eval: str | Path | None = None,
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    progress: bool = False,
+    **settings: Any,
+) -> FineTuned:
+    """Fine-tunes `model`, a folder or hub id of any family, to `classify`, `tag`, `answer` or `embed`.
+
+    `train` and `eval` are files as `bertblocks finetune --help` lists them; without `eval` a part of the training
+    examples is kept for it. The result is in the folder `output` (by default `runs/TASK-NAME OF THE FILE`): the model,
+    `results.json`, `report.html` and `metrics.jsonl`. A run that was interrupted goes on when it is called again.
+    `settings` are the keys of `bertblocks.tasks.settings`.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}{nearest(task, TASKS)}.")
+    chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
+    folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
+    world = join(chosen.device)
+    console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_first))
+    request: dict[str, Any] = {"task": task, "model": str(model), "train": str(train)}
+    request |= {"eval": None if eval is None else str(eval), "settings": chosen.model_dump()}
+    try:
+        world.first_does(lambda: _claim(folder, request, overwrite))
+        seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+        runs = []
+        for seed in seeds:
+            place = folder if chosen.seeds == 1 else folder / f"seed-{seed}"
+            one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), place, world, console)
+            runs.append(one.train(model, train, eval))
+            if runs[-1].signal is not None:
+                return runs[-1]
+        return runs[0] if len(runs) == 1 else _summarize(runs, folder, world)
+    finally:
+        leave()
+
+
+def _claim(folder: Path, request: dict[str, Any], overwrite: bool) -> None:
+    """Makes sure that a folder is new or holds the same run."""
+    known = folder / REQUEST
+    if overwrite and known.is_file():
+        shutil.rmtree(folder)
+    if (folder / RESULTS).is_file():
+        raise DataError(f"{folder} holds a finished run; --overwrite (overwrite=True) would replace it.")
+    if known.is_file():
+        before = json.loads(known.read_text(encoding="utf-8"))
+        if different := [key for key in request if before.get(key) != request[key]]:
+            key = different[0]
+            raise DataError(
+                f"{folder} holds a run with another {key} ({before.get(key)!r}, not {request[key]!r}); choose another "
+                "output, or --overwrite (overwrite=True)."
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise DataError(f"{folder} exists and holds something else; choose another output.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(known, request)
+
+
+def _summarize(runs: Sequence[FineTuned], folder: Path, world: World) -> FineTuned:
+    """Means over seeds, with 95 % intervals by Student's t."""
+    from scipy import stats
+
+    names = list(runs[0].scores)
+    table = np.array([[run.scores[name] for name in names] for run in runs])
+    width = stats.t.ppf(0.975, len(runs) - 1) * table.std(axis=0, ddof=1) / math.sqrt(len(runs))
+    result = FineTuned(
+        folder=folder,
+        metric=runs[0].metric,
+        scores=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
+        runs=[run.scores for run in runs],
+        intervals=dict(zip(names, width.tolist(), strict=True)),
+    )
+    world.first_does(lambda: _write_results(result))
+    return result
+
+
+def _write_results(result: FineTuned) -> None:
+    write_json(result.folder / RESULTS, {**asdict(result), "folder": str(result.folder)})
+
+
+class _Run:
+    """One run with one seed."""
+
+    def __init__(
+        self, kind: type[FineTuneTask], settings: FineTuneSettings, folder: Path, world: World, console: Console
+    ) -> None:
+        self.task, self.settings, self.folder = kind(settings), settings, folder
+        self.world, self.console = world, console
+
+    def train(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> FineTuned:
+        settings, task, world = self.settings, self.task, self.world
+        torch.set_flush_denormal(True)
+        examples = task.read(train)
+        held_out = task.read(evaluation) if evaluation is not None else None
+        if held_out is None:
+            examples, held_out = _split(examples, [task.group(one) for one in examples], settings)
+            task.notes.append(
+                f"no file for evaluation: {len(held_out):,} of the examples (seed {settings.seed}) are kept for it"
+            )
+        torch.manual_seed(settings.seed)
+        started = start_model(source, task)
+        if isinstance(task, Embed):
+            task.pooling = task.settings.pooling or started.pooling
+        model, tokenizer = started.model, started.tokenizer
+        max_length = min(settings.max_length or task.default_length, started.longest)
+        features = task.features(examples, TextTokenizer(tokenizer), max_length)
+        self._say_notes()
+        freeze(model, settings.freeze_layers)
+        trained: nn.Module = add_lora(model, settings.lora_rank) if settings.lora_rank else model
+        plan = _Plan(task, settings, features, held_out, tokenizer, started.learning_rate, max_length)
+        trainer = Trainer(
+            model=trained,
+            task=plan,
+            optimizers=lambda one: [layered_optimizer(one, plan.peak, settings.weight_decay, settings.layer_decay)],
+            run=settings.run(plan.steps_per_evaluation),
+            folder=self.folder,
+            world=world,
+            progress=Progress(self.console, is_shown=world.is_first),
+            clip=settings.clip,
+            selection=Selection(task.metric, patience=settings.patience),
+            trackers=get_trackers(settings.trackers, self.folder, self.folder.name) if world.is_first else [],
+        )
+        outcome = trainer.train(settings.model_dump())
+        if outcome.signal is not None:
+            return FineTuned(self.folder, task.metric, outcome.evaluation, [outcome.evaluation], {}, outcome.signal)
+        if outcome.state.best is not None:
+            restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", trained, [], trainer.ema)
+        with trainer.weights_in_use():
+            evaluated = plan.evaluate_fully(trained)
+            result = FineTuned(self.folder, task.metric, evaluated.scores, [evaluated.scores], {})
+            world.first_does(lambda: self._write(trained, plan, evaluated, result))
+        return result
+
+    def _write(self, trained: nn.Module, plan: _Plan, evaluated: Evaluated, result: FineTuned) -> None:
+        """The model first, and last the file that makes the run complete."""
+        merge = getattr(trained, "merge_and_unload", None)
+        model: Any = merge() if merge is not None else trained
+        if isinstance(self.task, Embed):
+            write_embedder(self.folder, model, plan.tokenizer, self.task.pooling, plan.max_length)
+        else:
+            write_model(self.folder, model, plan.tokenizer)
+        title = f"Fine-tuning: {self.folder.name}"
+        report_finetuning(self.folder, title, evaluated, self.task.notes, self.settings.model_dump())
+        _write_results(result)
+
+    def _say_notes(self) -> None:
+        for note in self.task.notes:
+            self.console.print(note, soft_wrap=True)
+
+
+def _split(examples: Sequence[Any], groups: Sequence[str], settings: FineTuneSettings) -> tuple[list[Any], list[Any]]:
+    """Examples to train on and to evaluate on; those of one group stay together."""
+    names = list(dict.fromkeys(groups))
+    order = permute(np.arange(len(names)), len(names), combine("split", settings.seed))
+    count = max(1, round(settings.eval_share * len(names)))
+    if count >= len(names):
+        raise DataError(f"There are {len(names)} examples, too few to keep some for evaluation; give a file for it.")
+    chosen = {names[index] for index in order[:count].tolist()}
+    kept = [one for one, group in zip(examples, groups, strict=True) if group not in chosen]
+    return kept, [one for one, group in zip(examples, groups, strict=True) if group in chosen]
+
+
+class _Plan(Task):
+    """The task as the training loop sees it: items are features, in an order of each epoch's own."""
+
+    def __init__(
+        self,
+        task: FineTuneTask,
+        settings: FineTuneSettings,
+        features: Sequence[Any],
+        held_out: Sequence[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        learning_rate: float,
+        max_length: int,
+    ) -> None:
+        self.task, self.settings, self.items, self.held_out = task, settings, features, held_out
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.peak = settings.learning_rate or learning_rate
+        epochs = settings.epochs or _default_epochs(len(features))
+        size = settings.batch_size
+        steps = epochs * len(features) / size
+        # batches of embeddings are full, because their texts are each other's negatives
+        self.total_steps = max(1, math.floor(steps) if isinstance(task, Embed) else math.ceil(steps - 1e-9))
+        self.count = round(epochs * len(features))
+        per_epoch = max(1, round(len(features) / size))
+        self.steps_per_evaluation = max(1, per_epoch // settings.evaluations_per_epoch)
+        kind = SCHEDULES[settings.schedule]
+        self.schedule = kind(kind=settings.schedule, warmup=Amount(100 * settings.warmup, "%"))  # type: ignore[arg-type]
+
+    def start(self) -> dict[str, Any]:
+        return {"example": 0}
+
+    def take(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        first = position["example"]
+        last = first + self.settings.batch_size
+        if step == self.total_steps - 1 and not isinstance(self.task, Embed):
+            last = max(first + 1, min(last, self.count))
+        epochs, ranks = np.divmod(np.arange(first, last), len(self.items))
+        chosen = permute(ranks, len(self.items), combine("examples", self.settings.seed, epochs))
+        return [self.items[index] for index in chosen.tolist()], {"example": last}
+
+    def batch(self, step: int, items: Sequence[Any]) -> FeatureBatch:
+        return self.task.batch(items)
+
+    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+        return self.task.losses(model, batch)
+
+    def learning_rate(self, step: int) -> float:
+        def measure(amount: Amount) -> float:
+            return self.total_steps * amount.value / 100
+
+        return self.peak * factor(self.schedule, step, step + 1, self.total_steps, measure)  # type: ignore[arg-type]
+
+    def micro_batch(self, step: int) -> int | None:
+        return self.settings.micro_batch_size
+
+    def describe(self, step: int) -> dict[str, Any]:
+        return {"epoch": step * self.settings.batch_size / len(self.items)}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.evaluate_fully(model).scores
+
+    def evaluate_fully(self, model: nn.Module) -> Evaluated:
+        return self.task.evaluate(self.predictor(model), self.held_out)
+
+    def predictor(self, model: nn.Module) -> Predictor:
+        """What users would get, of the model as it is now."""
+        inner: Any = model.module if hasattr(model, "module") else model
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        return Predictor(inner, self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
+
+
+def _default_epochs(examples: int) -> int:
+    return 3 if examples >= 50_000 else 5 if examples >= 5_000 else 10

@@ -1,0 +1,251 @@
+"""Fine-tuning from files to a model that does the task: quality on separable data, resume, settings, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from bertblocks import BertBlocksConfig, BertBlocksModel, finetune
+from bertblocks.cli.main import app
+from bertblocks.inference import Predictor
+from bertblocks.tasks.records import DataError
+from bertblocks.training.recipe_files import RecipeError
+
+COLOURS = ["red", "green", "blue"]
+NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A tiny fresh encoder with a tokenizer of whole words."""
+    folder = tmp_path_factory.mktemp("base")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "is", "which", "colour", "?", ".", *COLOURS, *NOUNS]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertBlocksConfig.from_preset(
+        "mini", vocab_size=32, hidden_size=32, num_attention_heads=2, intermediate_size=48, num_hidden_layers=2
+    )
+    BertBlocksModel(config).save_pretrained(folder)
+    return folder
+
+
+def sentence(rng: random.Random) -> tuple[str, str]:
+    colour = rng.choice(COLOURS)
+    return f"the {rng.choice(NOUNS)} is {colour} .", colour
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """The same easy problem for every task: which colour a sentence names."""
+    folder = tmp_path_factory.mktemp("files")
+    rng = random.Random(0)
+    rows = [sentence(rng) for _ in range(240)]
+    (folder / "classify.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    (folder / "regress.csv").write_text(
+        "text,score\n" + "".join(f"{text},{COLOURS.index(label) / 2:.1f}\n" for text, label in rows)
+    )
+    tags = [[(word, f"B-{word.upper()}" if word in COLOURS else "O") for word in text.split()] for text, _ in rows]
+    (folder / "tag.conll").write_text("\n\n".join("\n".join(f"{w} {t}" for w, t in one) for one in tags) + "\n")
+    questions = []
+    for number, (text, colour) in enumerate(rows):
+        answers = {"text": [colour], "answer_start": [text.index(colour)]}
+        questions.append({"id": str(number), "question": "which colour ?", "context": text, "answers": answers})
+    (folder / "answer.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    pairs = []
+    for _ in range(240):
+        first, second = sentence(rng), sentence(rng)
+        pairs.append(f"{first[0]},{second[0]},{float(first[1] == second[1])}\n")
+    (folder / "embed.csv").write_text("text,text_pair,score\n" + "".join(pairs))
+    return folder
+
+
+QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "metric", "least"),
+    [
+        ("classify", "classify.csv", "accuracy", 0.95),
+        ("classify", "regress.csv", "spearman", 0.9),
+        ("tag", "tag.conll", "f1", 0.95),
+        ("answer", "answer.jsonl", "exact_match", 90.0),
+        ("embed", "embed.csv", "spearman", 0.7),
+    ],
+)
+def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, metric, least):
+    done = finetune(task, base, files / file, output=tmp_path / "out", **QUICK)
+    assert done.scores[metric] >= least
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"] == done.scores
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "On the evaluation examples" in report
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    predictor = Predictor(tmp_path / "out", dtype=torch.float32)
+    text = "the stone is blue ."
+    if file == "classify.csv":
+        assert predictor.classify([text])[0].labels == ["blue"]
+    elif task == "tag":
+        assert [(one.label, one.text) for one in predictor.tag([text])[0]] == [("BLUE", "blue")]
+    elif task == "answer":
+        answer = predictor.answer([("which colour ?", text)])[0]
+        assert (answer.text, text[answer.start : answer.end]) == ("blue", "blue")
+    elif task == "embed":
+        vectors = predictor.encode([text, "the road is blue .", "the road is red ."])
+        assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+
+
+def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(base, files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    rng = random.Random(1)
+    pairs = [(f"the {noun} is {colour} .", f"which {noun} is {colour} ?") for noun in NOUNS for colour in COLOURS]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"query": a, "positive": b}) + "\n" for a, b in rng.sample(pairs, len(pairs))))
+    done = finetune(
+        "embed", base, path, path, tmp_path / "out", epochs=30, batch_size=6, learning_rate=5e-3, dimensions=[8, 16]
+    )
+    assert done.metric == "ndcg@10"
+    assert done.scores["recall@10"] > 0.9
+    texts = [text for pair in pairs for text in pair]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    ours = Predictor(tmp_path / "out", dtype=torch.float32).encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_settings_reach_the_weights(base, files, tmp_path):
+    before = load_file(base / "model.safetensors")
+
+    def trained(name, **settings):
+        finetune("classify", base, files / "classify.csv", output=tmp_path / name, epochs=0.5, **settings)
+        return load_file(tmp_path / name / "model.safetensors")
+
+    frozen = trained("frozen", freeze_layers=1)
+    for name, values in before.items():
+        is_frozen = "embedding" in name or ".layers.0." in name
+        assert torch.equal(frozen[f"model.{name}"], values) == is_frozen, name
+    lora = trained("lora", lora_rank=2, learning_rate=1e-2)
+    assert not any("lora" in name for name in lora)
+    changed = {name for name, values in before.items() if not torch.equal(lora[f"model.{name}"], values)}
+    assert changed
+    assert all(
+        "layers" in name and name.endswith(("qkv.weight", "out.weight", "up.weight", "down.weight")) for name in changed
+    )
+    decayed = trained("decayed", layer_decay=0.1)
+    moved = {name: (decayed[f"model.{name}"] - values).abs().mean() for name, values in before.items()}
+    assert moved["encoder.layers.0.mlp.up.weight"] < 0.3 * moved["encoder.layers.1.mlp.up.weight"]
+
+
+def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):
+    done = finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=1, seeds=3)
+    values = [run["accuracy"] for run in done.runs]
+    assert len(values) == 3
+    assert done.scores["accuracy"] == pytest.approx(np.mean(values))
+    assert done.intervals["accuracy"] == pytest.approx(4.302653 * np.std(values, ddof=1) / np.sqrt(3), rel=1e-5)
+    assert (tmp_path / "out" / "seed-2" / "model.safetensors").is_file()
+
+
+def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
+    done = finetune(
+        "classify", base, files / "classify.csv", output=tmp_path / "out", **{**QUICK, "epochs": 40}, patience=2
+    )
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["accuracy"] for line in metrics if "accuracy" in line]
+    assert len(scores) < 40
+    assert done.scores["accuracy"] == max(scores)
+    assert scores[-2:] != sorted(scores)[-2:] or scores[-1] <= max(scores[:-2])
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(base, files, tmp_path):
+    command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
+    command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    out = tmp_path / "killed"
+    with subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("checkpoints/step-*/complete.json")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "results.json").exists(), "the run was over before it could be killed"
+    subprocess.run([*command, str(out)], check=True, env=environment, capture_output=True)
+    whole, resumed = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def run_cli(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["finetune", *map(str, arguments)])
+    return result.exit_code, result.output + result.stderr
+
+
+def test_the_command_prints_scores_and_does_not_overwrite(base, files, tmp_path):
+    arguments = [
+        "classify",
+        "--model",
+        base,
+        "--train",
+        files / "classify.csv",
+        "--output",
+        tmp_path / "out",
+        "epochs=1",
+    ]
+    code, text = run_cli(*arguments)
+    assert code == 0
+    assert "accuracy (chosen by)" in text
+    assert "text=text, label=label" in text
+    assert "24 of the examples (seed 0) are kept" in text
+    code, text = run_cli(*arguments)
+    assert code == 1
+    assert "holds a finished run" in text
+    code, text = run_cli(*arguments, "--overwrite", "--json")
+    assert code == 0
+    assert json.loads(text[text.index("{") :])["metric"] == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("text,label\na,x\nb,y\n", ["label=lable"], "no column 'lable' for label"),
+        ("text,label\na,x\nb,x\n", [], "the only label is 'x'"),
+        ("text,label\na,x\nb,\n", [], "line 3: the label is ''"),
+        ("text,label\na,1.5\nb,nan\n", [], "line 3"),
+        ("", [], "the file is empty"),
+        ("text,label\na,x\nb\n", [], "line 3: the row has 1 columns"),
+        ("text,label\na,x\nb,y\n", ["epocs=3"], "no key 'epocs'"),
+        ("text,label\na,x\nb,y\n", ["epochs"], "is no setting"),
+    ],
+)
+def test_bad_input_is_one_sentence(base, tmp_path, content, settings, message):
+    path = tmp_path / "train.csv"
+    path.write_text(content)
+    code, text = run_cli("classify", "--model", base, "--train", path, "--output", tmp_path / "out", *settings)
+    assert code == 1
+    assert message in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
+    path = tmp_path / "eval.csv"
+    path.write_text("text,label\nthe tree is red .,rde\n")
+    with pytest.raises(DataError, match=r"eval\.csv line 2: the label 'rde' .*did you mean 'red'"):
+        finetune("classify", base, files / "classify.csv", path, tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"no key 'learnin_rate' .*learning_rate"):
+        finetune("classify", base, files / "classify.csv", path, tmp_path / "out", learnin_rate=1)
+    with pytest.raises(ValueError, match=r"'clasify'; it must be one of .*did you mean 'classify'"):
+        finetune("clasify", base, files / "classify.csv")
