@@ -66,4 +66,4 @@ def _print(done: Pretrained, console: Console) -> None:
     for one in done.filled:
         guesses.add_row(one.answer, ", ".join(f"{word} {share:.0%}" for word, share in one.guesses), one.text)
     print_table(console, "Filled masks", guesses)
-    console.print(f"\nModel: {done.folder / 'model'}")
+    console.print(f"\nModel: {done.folder / 'model'}\nReport: {done.folder / 'report.html'}")

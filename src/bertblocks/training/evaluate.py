@@ -101,16 +101,24 @@ class HeldOut:
         while count < tokens and (piece := next(pieces, None)) is not None:
             vocabulary = self.objective.vocabulary
             text = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
-            for part in torch.arange(1, len(text) - 1).split(max(CHUNK_TOKENS // len(text), 1)):
-                copies = text.repeat(len(part), 1)
-                copies[torch.arange(len(part)), part] = vocabulary.mask
-                bounds = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
-                logits = _logits(model, Batch(input_ids=copies.flatten(), cu_seqlens=bounds))
-                hidden = logits.view(len(part), len(text), -1)[torch.arange(len(part)), part]
-                targets = text[part].to(model.device)
-                total += float(F.cross_entropy(upcast(hidden), targets, reduction="sum"))
+            total += float(one_at_a_time(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
             count += len(piece.ids)
         return math.exp(total / max(count, 1))
+
+
+@torch.no_grad()
+def one_at_a_time(model: Any, text: Tensor, places: Tensor, mask: int) -> Tensor:
+    """The loss of each of these tokens of a text when it alone is hidden; copies of the text are run side by side."""
+    losses = []
+    for part in places.split(max(CHUNK_TOKENS // len(text), 1)):
+        numbers = torch.arange(len(part))
+        copies = text.repeat(len(part), 1)
+        copies[numbers, part] = mask
+        bounds = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
+        logits = _logits(model, Batch(input_ids=copies.flatten(), cu_seqlens=bounds))
+        hidden = logits.view(len(part), len(text), -1)[numbers, part]
+        losses.append(F.cross_entropy(upcast(hidden), text[part].to(model.device), reduction="none"))
+    return torch.cat(losses) if losses else torch.zeros(0)
 
 
 def _labels(batch: Batch) -> Tensor:
@@ -143,19 +151,26 @@ def fill_masks(model: Any, tokenizer: Any, held_out: HeldOut, count: int, guesse
     vocabulary = held_out.objective.vocabulary
     filled: list[FilledMask] = []
     for piece in held_out.pieces:
-        tokens = tokenizer.convert_ids_to_tokens(piece.ids.tolist())
-        follows = [not token.startswith("##") for token in [*tokens[1:], ""]]
-        words = [place for place, token in enumerate(tokens) if follows[place] and token.isalpha() and len(token) > 2]
         if len(filled) == count:
             break
-        if not MIN_SHOWN <= len(tokens) <= MAX_SHOWN or not words:
+        words = _whole_words(tokenizer, piece.ids, vocabulary)
+        if not MIN_SHOWN <= len(piece.ids) <= MAX_SHOWN or not words:
             continue
-        place = words[len(words) // 2]
+        place, answer = words[len(words) // 2]
         ids = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
         ids[place + 1] = vocabulary.mask
         batch = Batch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
         best = upcast(_logits(model, batch)[place + 1]).softmax(dim=0).topk(guesses)
-        names = [tokenizer.decode([index]) for index in best.indices.tolist()]
+        names = [tokenizer.decode([index]).strip() for index in best.indices.tolist()]
         text = " ".join(tokenizer.decode(ids[1:-1].tolist()).split())
-        filled.append(FilledMask(text, tokens[place], list(zip(names, best.values.tolist(), strict=True))))
+        filled.append(FilledMask(text, answer, list(zip(names, best.values.tolist(), strict=True))))
     return filled
+
+
+def _whole_words(tokenizer: Any, ids: NDArray, vocabulary: Vocabulary) -> list[tuple[int, str]]:
+    """Places of tokens that are words by themselves, of three letters or more."""
+    starts = np.ones(len(ids) + 1, dtype=bool)
+    if vocabulary.starts_word is not None:
+        starts[:-1] = vocabulary.starts_word[ids]
+    words = [(place, tokenizer.decode([int(ids[place])]).strip()) for place in np.flatnonzero(starts[:-1] & starts[1:])]
+    return [(int(place), word) for place, word in words if word.isalpha() and len(word) > 2]

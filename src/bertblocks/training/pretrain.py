@@ -22,6 +22,7 @@ from bertblocks.training.packed_task import PackedTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.recipe_files import RecipeError
+from bertblocks.training.report import write_pretraining_report
 from bertblocks.training.state import Snapshot
 from bertblocks.training.texts import Texts, make_texts
 from bertblocks.training.timetable import Timetable
@@ -123,6 +124,17 @@ def _finish(
     def write() -> None:
         write_model(recipe.folder / "model", snapshot, texts.tokenizer)
         write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(one) for one in filled]})
+        state = outcome.state
+        facts = {
+            **{f"corpus: {key.replace('_', ' ')}": count for key, count in texts.counts.items()},
+            "steps": state.step,
+            "tokens trained on": state.tokens,
+            "seconds in steps": round(state.seconds, 1),
+            "tokens per second": round(state.tokens / max(state.seconds, 1e-9)),
+            "precision": state.precision,
+            "processes": world.size,
+        }
+        write_pretraining_report(recipe, trainer.model.config, facts, metrics, filled)
 
     world.first_does(write)
     return result
