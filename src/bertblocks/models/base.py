@@ -142,6 +142,11 @@ def _refuse_partial_load(model: PreTrainedModel, info: dict[str, Any], source: o
             raise OSError(
                 f"{source}: the checkpoint lacks {key!r} ({len(missing)} missing in all); nothing was loaded."
             )
+        if model.config.quantization is not None and part(key) != "pooler":
+            raise OSError(
+                f"{source}: the {model.config.quantization} checkpoint has no {part(key)!r}, and a fresh one could not "
+                "be trained: train the head first, then quantize."
+            )
     for key in sorted(info["unexpected_keys"]):
         if part(key) not in HEAD_PARTS:
             raise OSError(

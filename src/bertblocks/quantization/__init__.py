@@ -59,9 +59,7 @@ def quantize(
         for parent, name, module in reversed(replaced):
             setattr(parent, name, module)
         model.train(was_training)
-        raise QuantizationError(
-            f"The int8 model would be too far off: {accuracy}; at least {min_cosine} was asked for."
-        )
+        raise QuantizationError(f"Refused: a mean cosine of {min_cosine} was asked for, and int8 gives {accuracy}.")
     model.config.quantization = method
     model.config.tie_word_embeddings = False  # the decoder has bytes of its own
     model.requires_grad_(False)
