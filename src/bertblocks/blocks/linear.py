@@ -27,7 +27,7 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def is_untouched(module: nn.Module) -> bool:
-    """True for a Linear that nothing wraps, replaces or listens to, whose weights may be used without calling it."""
+def is_untouched(module: nn.Module, kind: type[nn.Linear] = Linear) -> bool:
+    """True for a linear layer that nothing wraps, replaces or hears: its weights may be used without calling it."""
     touched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module) is Linear and not touched
+    return type(module) is kind and not touched

@@ -31,19 +31,27 @@ def is_onednn_faster() -> bool:
     return torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_f")) and not is_intel
 
 
+def is_captured_or_cast(x: Tensor) -> bool:
+    """True while a graph is captured, autocast is on, or torch.func transforms: only torch's own operations will do."""
+    return (
+        torch.compiler.is_compiling()
+        or x.is_meta  # which has no autocast
+        or torch.is_autocast_enabled(x.device.type)
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 def runs_on_onednn(x: Tensor, weight: Tensor) -> bool:
-    """True for plain fp32 rows on such a CPU, outside of graph capture, autocast and torch.func."""
+    """True for plain fp32 rows on such a CPU, where other operations than torch's may run."""
     return (
         x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and type(x) is Tensor
         and x.dim() > 1
         and type(weight) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
+        and not is_captured_or_cast(x)
         and is_onednn_faster()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.jit.is_tracing()
-        and not torch._C._are_functorch_transforms_active()
     )
 
 

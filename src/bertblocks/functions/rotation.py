@@ -36,9 +36,9 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     size = 2 * cos.shape[-1]
     if size < x.shape[-1]:
         turned[..., size:] = x[..., size:]
-    parts = (x[..., :size], turned[..., :size], cos, sin)
-    for rows in zip(*(part.split(ROWS) for part in parts), strict=True) if len(x) > ROWS else [parts]:
-        _turn_rows(*rows, interleaved)
+    for start in range(0, len(x), ROWS):
+        rows = slice(start, start + ROWS)
+        _turn_rows(x[rows, :, :size], turned[rows, :, :size], cos[rows], sin[rows], interleaved)
     return turned
 
 
@@ -50,4 +50,5 @@ def _turn_rows(x: Tensor, turned: Tensor, cos: Tensor, sin: Tensor, interleaved:
 
 def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Views of the first and the second unit of every pair."""
-    return (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    half = x.shape[-1] // 2
+    return (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])

@@ -83,9 +83,12 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             _check_timesteps(timesteps, layout.num_sequences)
             targets = layout.real_labels(labels, IGNORE)
             rows = (targets != IGNORE).nonzero().squeeze(1)
-            scored = self.logits(encoded.hidden[rows]) if logits is None else logits[rows]
-            losses = F.cross_entropy(upcast(scored), targets[rows], reduction="none")
-            weighted = (losses / timesteps.to(losses)[layout.sequence_ids[rows]]).sum()
+            row_weights = 1 / upcast(timesteps)[layout.sequence_ids[rows]]
+            if logits is None:
+                weighted = self.summed_loss(encoded.hidden[rows], targets[rows], row_weights)
+            else:
+                losses = F.cross_entropy(upcast(logits[rows]), targets[rows], reduction="none")
+                weighted = losses @ row_weights.to(losses)
             if num_items_in_batch is None:
                 num_items_in_batch = real if drawn else layout.length_tensor.sum().clamp(min=1)
             loss = weighted / num_items_in_batch

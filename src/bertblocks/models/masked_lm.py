@@ -12,7 +12,10 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.blocks.head import get_mlm_head
+from bertblocks.blocks.linear import is_untouched
 from bertblocks.config import BertBlocksConfig
+from bertblocks.functions.cross_entropy import linear_cross_entropy
+from bertblocks.functions.linear import is_captured_or_cast
 from bertblocks.kernels import liger
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
@@ -54,13 +57,22 @@ class LanguageModel(BertBlocksPreTrainedModel):
         logits = self.decoder(hidden if self.head is None else self.head(hidden))
         return logits if self.logit_scale is None else logits * self.logit_scale
 
-    def summed_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The sum of cross-entropies of labelled rows, without keeping their logits where a kernel can do that."""
+    def summed_loss(self, hidden: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """The sum of cross-entropies of labelled rows, each times its weight, without keeping their logits."""
         kernels = liger(self.config.kernel_backend, hidden)
-        if kernels is not None and self.logit_scale is None:
+        if kernels is not None and self.logit_scale is None and row_weights is None:
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
-        return F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="sum")
+        if not is_untouched(self.decoder, nn.Linear) or is_captured_or_cast(hidden):
+            losses = F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="none")
+            return losses.sum() if row_weights is None else losses @ row_weights.to(losses)
+        hidden = hidden if self.head is None else self.head(hidden)
+        weight: Tensor = self.decoder.weight
+        bias: Tensor | None = self.decoder.bias
+        if self.logit_scale is not None:
+            weight = weight * self.logit_scale[:, None]
+            bias = None if bias is None else bias * self.logit_scale
+        return linear_cross_entropy(hidden, weight, bias, labels, row_weights)
 
     def masked_loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of cross-entropies over labelled rows and their number; without logits, only those reach the head."""
