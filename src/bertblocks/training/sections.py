@@ -73,7 +73,8 @@ class Tokenizer(Section):
 
     @model_validator(mode="after")
     def _trained_or_loaded(self) -> Tokenizer:
-        if self.load and self.model_fields_set & {"kind", "vocab_size"}:
+        fields = type(self).model_fields
+        if self.load and (self.kind, self.vocab_size) != (fields["kind"].default, fields["vocab_size"].default):
             raise ValueError("has load, so nothing is trained: leave out kind and vocab_size")
         return self
 
