@@ -8,6 +8,7 @@ import typer
 
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
@@ -51,18 +52,11 @@ def finetune(
     from bertblocks.tasks.finetune import finetune as run
     from bertblocks.training.distributed import ElsewhereError
     from bertblocks.training.loop import NonFiniteError
-    from bertblocks.training.recipe_files import parse_value
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    values: dict[str, Any] = {}
-    for setting in settings or []:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            fail(f"{setting!r} is no setting; write KEY=VALUE (`bertblocks finetune {task} list` shows the keys).")
-        # columns are names, also where they look like numbers
-        values[key] = text if SETTINGS[task].takes_text(key) else parse_value(text, setting)
     try:
+        values = read_settings(settings or [], task)
         done = run(task, model, train, evaluation, output, overwrite=overwrite, progress=not as_json, **values)
     except ElsewhereError as error:
         raise typer.Exit(1) from error

@@ -14,6 +14,7 @@ from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
 from bertblocks.cli.embed import embed
+from bertblocks.cli.evaluate import evaluate
 from bertblocks.cli.families import families
 from bertblocks.cli.fill_mask import fill_mask
 from bertblocks.cli.finetune import finetune
@@ -46,6 +47,7 @@ app.command()(families)
 app.command()(schema)
 app.command()(pretrain)
 app.command()(finetune)
+app.command()(evaluate)
 app.command()(merge)
 app.command()(plan)
 app.command()(generate)

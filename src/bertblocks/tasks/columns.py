@@ -76,7 +76,7 @@ def _guess(
     for role in ("text", "text_pair", "negative"):
         if texts and role not in chosen and (role in missing or role in optional):
             chosen[role] = texts.pop(0)
-    if "label" in missing and len(others) == 1:
+    if "label" not in chosen and "label" in (*missing, *optional) and len(others) == 1:
         chosen["label"] = others[0]
 
 

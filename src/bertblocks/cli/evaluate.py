@@ -1,0 +1,123 @@
+"""`bertblocks evaluate`: how good models are, and which is better."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.settings import read_settings
+from bertblocks.cli.source import fail
+
+Kind = Literal["glue", "classify", "tag", "answer", "embed", "pppl", "needle"]
+
+
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL... [KEY=VALUE]...",
+            help="Checkpoint folders or hub ids, the first of which the others are compared with; and settings.",
+        ),
+    ],
+    task: Annotated[Kind, typer.Option(help="What is measured.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples as for finetune; texts for pppl (lines of .txt, or a table with a text column) and, as "
+            "filler, for needle; GLUE's folder or its name for datasets."
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Measure the models with int8 linear layers.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure models on files and tests; several are compared on the same examples with a paired bootstrap.
+
+    Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
+    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20; glue takes tasks=[rte,mrpc],
+    from_mnli=false, output=FOLDER and settings of finetune classify.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    names = [one for one in models if "=" not in one]
+    try:
+        settings = read_settings([one for one in models if "=" in one], None if task in ("glue", "needle") else task)
+        if not names:
+            fail("MODEL is missing; give at least one.")
+        if task == "glue":
+            _glue(names, data, settings, as_json)
+        elif task == "needle":
+            _needle(names, data, settings, as_json)
+        elif data is None:
+            fail(f"--data is missing; {task} needs a file.")
+        else:
+            _files(task, names, data, int8, settings, as_json)
+    except (OSError, ValueError, TypeError) as error:
+        fail(error)
+
+
+def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[str, Any], as_json: bool) -> None:
+    from bertblocks.tasks.evaluate import compare
+    from bertblocks.tasks.evaluate import evaluate as run
+
+    done = [run(task, name, data, int8, **settings) for name in names]
+    differences = compare(done)
+    if as_json:
+        scores = [{"model": one.model, "examples": one.examples, "scores": one.scores} for one in done]
+        print_json({"metric": done[0].metric, "models": scores, "differences": [asdict(one) for one in differences]})
+        return
+    console = make_console()
+    table = make_table(["model", *done[0].scores])
+    for one in done:
+        table.add_row(one.model, *(f"{value:.4f}" for value in one.scores.values()))
+    print_table(console, f"{data}: {done[0].examples:,} examples", table)
+    if differences:
+        table = make_table(["model", "difference", "from", "to"])
+        for other in differences:
+            table.add_row(other.model, *(f"{value:+.4f}" for value in (other.difference, other.low, other.high)))
+        print_table(console, f"{done[0].metric} against {names[0]}, with 95 % intervals", table)
+
+
+def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
+    from bertblocks.tasks.evaluate import needle
+
+    lengths, depths = settings.pop("lengths", [128, 256, 512]), settings.pop("depths", [0, 0.25, 0.5, 0.75, 1])
+    samples = settings.pop("samples", 20)
+    if settings:
+        fail(f"{next(iter(settings))!r} is no setting of needle; there are lengths, depths and samples.")
+    done = {name: needle(name, lengths, depths, samples, data) for name in names}
+    if as_json:
+        print_json({name: {**asdict(one), "accuracy": one.accuracy.tolist()} for name, one in done.items()})
+        return
+    console = make_console()
+    for name, one in done.items():
+        table = make_table(["length", *(f"depth {depth:g}" for depth in one.depths)])
+        for length, row in zip(one.lengths, one.accuracy, strict=True):
+            table.add_row(f"{length:,}", *(f"{value:.2f}" for value in row))
+        print_table(console, f"{name}: facts found (by chance {one.chance:.2f})", table)
+
+
+def _glue(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
+    from bertblocks.tasks.glue import DATASET, run_glue
+
+    output = settings.pop("output", "runs/glue")
+    done = {
+        name: run_glue(
+            name, data or DATASET, f"{output}/{name.strip('/').replace('/', '-')}", progress=True, **settings
+        )
+        for name in names
+    }
+    if as_json:
+        print_json({name: [asdict(one) for one in results] for name, results in done.items()})
+        return
+    tasks = [one.task for one in done[names[0]]]
+    table = make_table(["model", *tasks, "mean"])
+    for name, results in done.items():
+        scores = [one.score for one in results]
+        table.add_row(name, *(f"{score:.1f}" for score in scores), f"{sum(scores) / len(scores):.1f}")
+    print_table(make_console(), "GLUE, on the dev parts", table)

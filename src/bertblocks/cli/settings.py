@@ -1,0 +1,26 @@
+"""Settings on the command line: KEY=VALUE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def read_settings(assignments: Sequence[str], task: str | None) -> dict[str, Any]:
+    """Values as YAML would read them; for a task whose settings name columns, those are taken as they stand.
+
+    Example:
+        >>> read_settings(["epochs=3", "label=2", "dimensions=[64, 128]"], "embed")
+        {'epochs': 3, 'label': '2', 'dimensions': [64, 128]}
+    """
+    from bertblocks.tasks.settings import SETTINGS
+    from bertblocks.training.recipe_files import parse_value
+
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{assignment!r} is no setting; write KEY=VALUE.")
+        is_text = task in SETTINGS and SETTINGS[task].takes_text(key)
+        values[key] = text if is_text else parse_value(text, assignment)
+    return values
