@@ -14,7 +14,7 @@ import torch
 
 #: Below this gain half precision is not worth its rounding.
 WORTHWHILE = 1.4
-CPU_TOKENS, GPU_TOKENS = 4096, 32768
+CORE_TOKENS, GPU_TOKENS = 1024, 32768
 
 
 def choose_device() -> torch.device:
@@ -26,9 +26,9 @@ def choose_threads() -> int:
     return max(1, min(torch.get_num_threads(), _allowed_cpus()))
 
 
-def choose_token_budget(device: torch.device) -> int:
+def choose_token_budget(device: torch.device, threads: int) -> int:
     """Enough to keep the cores busy; more does not help a CPU, whose caches then overflow."""
-    return CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    return min(CORE_TOKENS * max(threads, 2), GPU_TOKENS) if device.type == "cpu" else GPU_TOKENS
 
 
 @functools.cache

@@ -110,7 +110,7 @@ class Predictor:
         self.model = _prepare(model, device, dtype, int8)
         self.tokenizer = tokenizer
         self.threads = threads or choose_threads()
-        self.token_budget = token_budget or choose_token_budget(self.model.device)
+        self.token_budget = token_budget or choose_token_budget(self.model.device, self.threads)
         self.prompts = settings.prompts
         self.default_prompt = settings.default_prompt
         self.pooling = pooling or settings.pooling
