@@ -307,7 +307,7 @@ def test_outliers_below_the_threshold_are_refused():
 
 
 def test_other_refusals(tmp_path):
-    model = BertBlocksModel(tiny_config(norm_num_groups=32))
+    model = BertBlocksModel(tiny_config())
     with pytest.raises(ValueError, match=r"method is 'int9'; it must be one of int8 \(did you mean 'int8'\?\)"):
         model.quantize("int9")
     with pytest.raises(ConfigError, match="quantization is 'int4'; it must be one of int8"):
@@ -320,8 +320,9 @@ def test_other_refusals(tmp_path):
     model.quantize("int8")
     with pytest.raises(QuantizationError, match="int8 already"):
         model.quantize("int8")
+    small = BertBlocksConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=60)
     with pytest.raises(ConfigError, match="quantization is 'int8'; a bert checkpoint has None there"):
-        to_huggingface(model, "bert")
+        to_huggingface(BertBlocksModel(small).quantize("int8"), "bert")
     model.save_pretrained(tmp_path)
     with pytest.raises(OSError, match=r"int8 checkpoint has no 'classifier', and a fresh one could not be trained"):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path)
