@@ -100,7 +100,7 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
     from datasets import Features, Sequence, Value
     from datasets.arrow_writer import ArrowWriter
 
-    tokenizer = _load(folder / TOKENIZER)
+    tokenizer = _load(folder / TOKENIZER, (folder / TOKENIZER).stat().st_mtime_ns)
     tally = Tally()
     counts = dict.fromkeys(("tokens", "held_out_documents", "held_out_tokens"), 0)
     features = Features({"ids": Sequence(Value("int32")), "held_out": Value("bool")})
@@ -132,7 +132,8 @@ def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.
 
 
 @lru_cache(maxsize=1)
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path, written: int) -> Tokenizer:
+    """`written` tells a replaced file from the one that is remembered."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))

@@ -46,7 +46,7 @@ class SentenceOrder(Objective):
         counts = {"sentence_order": int((order_labels != IGNORE).sum())}
         if labels is not None:
             counts = {"masked_lm": int((labels != IGNORE).sum()), **counts}
-        types = np.concatenate([np.zeros(0, dtype=np.int64), *([[0] * (a + 2) + [1] * (b + 1) for a, b in sizes])])
+        types = np.repeat(np.tile([0, 1], len(sizes)), (sizes + np.array([2, 1])).ravel())
         vocabulary = self.vocabulary
         return Batch(
             input_ids=torch.from_numpy(_enclose_pairs(ids[order], sizes, vocabulary.cls, vocabulary.sep)),
@@ -75,8 +75,8 @@ class SentenceOrder(Objective):
         first = np.ones(len(tokens.lengths), dtype=np.int64)
         for piece, (start, length, number) in enumerate(zip(tokens.starts, tokens.lengths, draws, strict=True)):
             if length > 1:
-                low, high = max(length // 4, 1), max(length - length // 4, 2)
-                choices = self._boundaries(tokens.ids[start + low - 1 : start + high]) + low
+                least = max(length // 4, 1)
+                choices = self._boundaries(tokens.ids[start + least - 1 : start + length - least + 1]) + least
                 first[piece] = choices[int(number % np.uint64(len(choices)))]
         return first
 
