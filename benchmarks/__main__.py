@@ -32,15 +32,24 @@ from benchmarks.workload import Settings
 from bertblocks.registry import nearest
 
 ROOT = Path(__file__).parents[1]
+
+
+def pretraining(settings: Settings) -> dict[str, Any]:
+    from benchmarks import pretrain  # the training stack, which nothing else here needs
+
+    return pretrain.compare(min(settings.rounds, 3), [])
+
+
 #: Studies that are no workloads.
 STUDIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "accuracy": accuracy.int8_accuracy,
+    "pretraining": pretraining,
     "profiles": profile.profiles,
 }
 GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogue.SHAPES}
 #: What the quick mode runs: a taste of each kind, in 2 layers.
 QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-[18]x*")
-QUICK_LAYERS = 2
+QUICK_LAYERS, QUICK_TEXTS = 2, 200
 
 console = Console(width=160)
 
@@ -51,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="NAME", help="a group, workload, study, or pattern of them")
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--rounds", type=int, help="measured rounds of a workload, unless too slow (7; quick: 3)")
-    parser.add_argument("--seconds", type=float, help="time for the rounds of a workload (45; quick: 4)")
+    parser.add_argument("--seconds", type=float, help="time for the rounds of a workload (25; quick: 4)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every contender (all cores)")
     parser.add_argument("--layers", type=int, help="of every model (as each workload says; quick: 2)")
     parser.add_argument("--data", type=Path, help="folder of real texts: stsb/, banking77/, xquad/")
@@ -128,23 +137,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(
             options.rounds or (3 if options.quick else 7),
-            options.seconds or (4.0 if options.quick else 45.0),
+            options.seconds or (4.0 if options.quick else 25.0),
             options.threads,
             options.layers or (QUICK_LAYERS if options.quick else None),
             Path(scratch),
             data_folder(options.data),
+            QUICK_TEXTS if options.quick else 1000,
         )
         run = run_all(names, settings)
     run |= {
         "machine": describe_machine() | {"threads": options.threads},
         "versions": describe_versions(),
-        "command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
+        "command": shown_command(options),
         "minutes": round((time.perf_counter() - start) / 60, 1),
     }
     finish(run, options)
     for failed in disagreeing(run):
         console.print(f"[red]Results differ from the reference, so it was not timed: {failed}[/red]")
     return 1 if disagreeing(run) else 0
+
+
+def shown_command(options: argparse.Namespace) -> str:
+    """What was asked for, without the folders of this machine."""
+    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "write_docs") if getattr(options, name)]
+    numbers = [f"--{name} {value:g}" for name in ("rounds", "seconds", "layers") if (value := getattr(options, name))]
+    only = [f"--only '{pattern}'" for pattern in options.only or []]
+    return " ".join(["python -m benchmarks", *flags, *only, *numbers, f"--threads {options.threads}"])
 
 
 def finish(run: dict[str, Any], options: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 PACKAGES = (
-    "bertblocks",
     "torch",
     "transformers",
     "sentence-transformers",

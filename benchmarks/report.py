@@ -18,16 +18,17 @@ LINEAR = 1.15
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of text with a title; the first column is a name, the others are numbers."""
+    """A table of text with a title; the first columns are words, the others numbers."""
 
     title: str
     columns: Sequence[str]
     lines: Sequence[Sequence[str]]
+    words: int = 1
 
     def to_rich(self) -> Table:
         table = Table(title=self.title, title_justify="left")
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left")
+            table.add_column(column, justify="right" if index >= self.words else "left")
         for line in self.lines:
             table.add_row(*line)
         return table
@@ -41,7 +42,10 @@ class Sheet:
             | --- | ---: |
             | ours | 3 |
         """
-        head = [" | ".join(self.columns), " | ".join(["---"] + ["---:"] * (len(self.columns) - 1))]
+        head = [
+            " | ".join(self.columns),
+            " | ".join(["---"] * self.words + ["---:"] * (len(self.columns) - self.words)),
+        ]
         return "\n".join(f"| {line} |" for line in [*head, *(" | ".join(line) for line in self.lines)])
 
 
@@ -95,7 +99,7 @@ def workload_sheet(result: Result) -> Sheet:
             ]
         )
     facts = ", ".join(f"{name} {value:,}" for name, value in result["facts"].items() if not isinstance(value, str))
-    title = f"{result['title']} ({facts}; {result['rounds']} rounds; sgemm {result['sgemm_gflops']:,.0f} GFLOP/s)"
+    title = f"{result['title']} ({facts}; rounds {result['rounds']}; sgemm {result['sgemm_gflops']:,.0f} GFLOP/s)"
     return Sheet(title, columns, lines)
 
 
@@ -120,7 +124,11 @@ def goals_sheet(run: Result) -> Sheet:
             value = "not measured" if reached is None else write_spread(reached)
             lines.append([key, goal["contender"], against, f">= {goal['at_least']:g}", value, "yes" if met else "no"])
     lines += shape_goals(run["shapes"]) + memory_goals(run["stacks"]) + accuracy_goals(run["accuracy"])
-    return Sheet("Goals", ["workload", "what", "against", "goal", "reached", "met"], lines)
+    if found := run["pretraining"]:
+        met = "yes" if found["ratio"]["median"] >= found["goal"] else "no"
+        goal, reached = f">= {found['goal']:g}", write_spread(found["ratio"])
+        lines.append(["pretraining", "BertBlocks, real tokens/s", "transformers Trainer", goal, reached, met])
+    return Sheet("Goals", ["workload", "what", "against", "goal", "reached", "met"], lines, words=3)
 
 
 def shape_goals(shapes: dict[str, Result]) -> list[list[str]]:
@@ -248,6 +256,13 @@ def profile_sheets(profiles: dict[str, Result]) -> list[Sheet]:
     return sheets
 
 
+def pretraining_sheet(found: Result) -> Sheet:
+    lines = [[name, write_spread(spread, digits=0)] for name, spread in found["tokens_per_second"].items()]
+    lines.append(["BertBlocks, times as fast", write_spread(found["ratio"])])
+    title = f"Pretraining, {found['parameters']:,} parameters, {found['rows']} rows of {found['length']} tokens a step"
+    return Sheet(title, ["", "real tokens/s"], lines)
+
+
 def study_sheets(run: Result) -> list[Sheet]:
     """All tables that go beyond single workloads, in the order in which they are read; goals last."""
     found = growth_sheets(run["stacks"])
@@ -255,6 +270,8 @@ def study_sheets(run: Result) -> list[Sheet]:
         found.append(shapes_sheet(run["shapes"]))
     if run["accuracy"]:
         found.append(accuracy_sheet(run["accuracy"]))
+    if run["pretraining"]:
+        found.append(pretraining_sheet(run["pretraining"]))
     found += profile_sheets(run["profiles"])
     goals = goals_sheet(run)
     return [*found, goals] if goals.lines else found

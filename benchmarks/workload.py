@@ -32,8 +32,9 @@ class Settings:
     layers: int | None
     #: Where exported graphs are kept during the run.
     scratch: Path
-    #: Real texts, if they are there.
+    #: Real texts, if they are there, and how many of them are embedded.
     data: Path | None = None
+    texts: int = 1000
 
 
 class Unavailable(RuntimeError):
@@ -94,7 +95,8 @@ def agreement(result: Tensor, reference: Tensor, exact: bool) -> tuple[dict[str,
 
 
 def run(workload: Workload, settings: Settings) -> dict[str, Any]:
-    """Prepares, compares, and times those that agree, in turns with the probe. What it returns is plain data."""
+    """Prepares, compares, which is also the warm-up, and times those that agree, in turns with the probe. What it
+    returns is plain data."""
     functions: dict[str, Callable[[], Any]] = {PROBE: sgemm_probe()}
     results: dict[str, dict[str, Any]] = {}
     functions[PROBE]()
@@ -105,7 +107,6 @@ def run(workload: Workload, settings: Settings) -> dict[str, Any]:
         except Unavailable as reason:
             results[contender.name] = {"missing": str(reason)}
             continue
-        function()
         start = time.perf_counter()
         compared = workload.compared(function())
         one_round += time.perf_counter() - start

@@ -19,6 +19,7 @@ from benchmarks.report import (  # noqa: E402
     accuracy_sheet,
     goals_sheet,
     growth_sheets,
+    pretraining_sheet,
     profile_sheets,
     shapes_sheet,
     workload_sheet,
@@ -82,28 +83,27 @@ PROFILE = """\
 ## Where the time goes
 
 Shares of one fp32 forward pass by operation. The last columns hold what the same matrix products would take at the
-sgemm rate of a large square product, and how near the pass is to that. Linear layers are the bulk and run next to that
-rate, so the rest of the pass is all that is left to gain in fp32. int8 goes below this bound because the CPU has
-units that multiply bytes.
+sgemm rate of a large square product, and how near the pass is to that: no fp32 pass can take less than this bound.
+int8 goes below it because the CPU has units that multiply bytes.
 """
 
 
 def render() -> str:
+    """The page of the run that was recorded; a part that it left out has no section."""
     run = json.loads(SOURCE.read_text(encoding="utf-8"))
-    parts = [
-        INTRODUCTION,
-        machine_section(run),
-        f"## Goals\n\n{goals_sheet(run).to_markdown()}\n",
-        METHOD,
-        "## Workloads\n\n![Speeds of all contenders](performance.svg)\n",
-        *(section(workload_sheet(result)) for result in run["rows"].values()),
-        GROWTH,
-        *(section(sheet) for sheet in growth_sheets(run["stacks"])),
-        f"## Uniform shapes\n\n{shapes_sheet(run['shapes']).to_markdown()}\n",
-        f"## Accuracy of int8\n\n{described(accuracy_sheet(run['accuracy']))}",
-        PROFILE,
-        *(section(sheet) for sheet in profile_sheets(run["profiles"])),
-    ]
+    parts = [INTRODUCTION, machine_section(run), "## Goals\n", goals_sheet(run).to_markdown() + "\n", METHOD]
+    parts += ["## Workloads\n\n![Speeds of all contenders](performance.svg)\n"]
+    parts += [section(workload_sheet(result)) for result in run["rows"].values()]
+    if run["stacks"]:
+        parts += [GROWTH, *(section(sheet) for sheet in growth_sheets(run["stacks"]))]
+    if run["shapes"]:
+        parts += ["## Uniform shapes\n", described(shapes_sheet(run["shapes"]))]
+    if run["accuracy"]:
+        parts += ["## Accuracy of int8\n", described(accuracy_sheet(run["accuracy"]))]
+    if run["pretraining"]:
+        parts += ["## Pretraining\n", described(pretraining_sheet(run["pretraining"]))]
+    if run["profiles"]:
+        parts += [PROFILE, *(section(sheet) for sheet in profile_sheets(run["profiles"]))]
     return "\n".join(parts)
 
 

@@ -160,7 +160,7 @@ def test_those_that_differ_or_are_missing_are_named_and_not_timed():
     assert found["absent"] == {"missing": "not installed: something"}
     assert [goal["reached"] is None for goal in result["goals"]] == [False, True]
     assert json.loads(json.dumps(result)) == result
-    groups = {"rows": {"small": result}, "stacks": {}, "shapes": {}, "accuracy": {}}
+    groups = {"rows": {"small": result}, "stacks": {}, "shapes": {}, "accuracy": {}, "pretraining": {}}
     assert command.disagreeing(groups) == ["small: wrong"]
     text = workload_sheet(result).to_markdown()
     assert "missing: not installed: something" in text
