@@ -1,6 +1,10 @@
 """What needs an extra is collected where the extra is installed."""
 
+import os
 from importlib.util import find_spec
+
+# tests compile many tiny models and run each a few times
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 has_jax = find_spec("jax") and find_spec("flax")
 collect_ignore_glob = [] if has_jax else ["src/bertblocks/flax/*", "tests/test_flax_*.py"]

@@ -123,7 +123,7 @@ print("same")
 
 
 def test_two_devices_give_what_one_gives():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES, str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout.strip().endswith("same"), done.stderr
