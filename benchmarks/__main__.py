@@ -48,15 +48,17 @@ STUDIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
 }
 GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogue.SHAPES}
 #: What the quick mode runs: a taste of each kind, in 2 layers.
-QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-[18]x*")
-QUICK_LAYERS, QUICK_TEXTS = 2, 200
+QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-8x[138]*")
+QUICK_LAYERS, QUICK_TEXTS = 2, 100
 
 console = Console(width=160)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a part of it with 2 layers, in under two minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="a part of it with 2 layers and without memory, in under two minutes"
+    )
     parser.add_argument("--only", action="append", metavar="NAME", help="a group, workload, study, or pattern of them")
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--rounds", type=int, help="measured rounds of a workload, unless too slow (7; quick: 3)")
@@ -82,7 +84,7 @@ def select(patterns: Sequence[str]) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def run_all(names: Sequence[str], settings: Settings) -> dict[str, Any]:
+def run_all(names: Sequence[str], settings: Settings, with_memory: bool) -> dict[str, Any]:
     """Results by group; each workload's table is printed when it is done."""
     run: dict[str, Any] = {group: {} for group in GROUPS} | {study: {} for study in STUDIES}
     for name in names:
@@ -92,17 +94,17 @@ def run_all(names: Sequence[str], settings: Settings) -> dict[str, Any]:
                 run[name] = STUDIES[name](settings)
             else:
                 group = next(group for group, members in GROUPS.items() if name in members)
-                run[group][name] = run_one(name, GROUPS[group][name], settings)
+                run[group][name] = run_one(name, GROUPS[group][name], settings, with_memory)
                 if group == "rows":
                     console.print(workload_sheet(run[group][name]).to_rich())
         console.print(f"[dim]{name}: {time.perf_counter() - start:.0f} s[/dim]")
     return run
 
 
-def run_one(name: str, build: catalogue.Builder, settings: Settings) -> dict[str, Any]:
+def run_one(name: str, build: catalogue.Builder, settings: Settings, with_memory: bool) -> dict[str, Any]:
     made = build(settings)
     result = workload.run(made, settings)
-    if can_measure_memory():
+    if with_memory:
         for contender in made.memory:
             result["contenders"][contender]["memory"] = memory.in_fresh_process(name, contender, settings)
         for goal in result["goals"]:
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             data_folder(options.data),
             QUICK_TEXTS if options.quick else 1000,
         )
-        run = run_all(names, settings)
+        run = run_all(names, settings, with_memory=can_measure_memory() and not options.quick)
     run |= {
         "machine": describe_machine() | {"threads": options.threads},
         "versions": describe_versions(),

@@ -120,9 +120,9 @@ def goals_sheet(run: Result) -> Sheet:
             reached = goal["reached"]
             names = {"sgemm": "share of the sgemm rate", "memory": f"memory of {goal['against']}, divided by its own"}
             against = names.get(goal["kind"], goal["against"])
-            met = reached is not None and reached["median"] >= goal["at_least"]
+            met = NONE if reached is None else "yes" if reached["median"] >= goal["at_least"] else "no"
             value = "not measured" if reached is None else write_spread(reached)
-            lines.append([key, goal["contender"], against, f">= {goal['at_least']:g}", value, "yes" if met else "no"])
+            lines.append([key, goal["contender"], against, f">= {goal['at_least']:g}", value, met])
     lines += shape_goals(run["shapes"]) + memory_goals(run["stacks"]) + accuracy_goals(run["accuracy"])
     if found := run["pretraining"]:
         met = "yes" if found["ratio"]["median"] >= found["goal"] else "no"

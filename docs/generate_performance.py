@@ -54,8 +54,8 @@ METHOD = """\
   1e-4 of the largest number, for training in loss and gradient; tokens of int8 must have a mean cosine of 0.99.
   What differs more is not timed, and the run fails.
 - **Interleaved.** In every round each contender runs once, in rotating order, and so does a matrix product of
-  2,048 x 2,048 x 2,048 in fp32: the *sgemm* rate of the machine at that time. Times are medians with quartiles. Ratios
-  are taken round by round, then their median.
+  2,048 x 2,048 x 2,048 in fp32, by MKL or oneDNN, whichever is faster: the *sgemm* rate of the machine at that time.
+  Times are medians with quartiles. Ratios are taken round by round, then their median.
 - **Useful GFLOP/s** count matrix products of real tokens, and pairs of tokens that see each other, alone: padding is
   work, but no use.
 - **Memory** is what the first call adds to the peak of a fresh process that holds nothing but the model.

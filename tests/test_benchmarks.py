@@ -167,7 +167,7 @@ def test_those_that_differ_or_are_missing_are_named_and_not_timed():
     assert "times as fast as reference" in text
     lines = {line[1]: line[4:] for line in goals_sheet(groups).lines}
     assert lines["equal"][1] == "yes"
-    assert lines["absent"] == ["not measured", "no"]
+    assert lines["absent"] == ["not measured", "-"]
 
 
 # ---------------------------------------------------------------------- the command

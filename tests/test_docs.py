@@ -27,8 +27,19 @@ from bertblocks.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
-WITH_CODE = ["README.md", "docs/architecture.md", "docs/families.md", "docs/jax.md", "CONTRIBUTING.md"]
-DOCUMENTS = [*WITH_CODE, "docs/config.md"]
+WITH_CODE = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/data.md",
+    "docs/families.md",
+    "docs/finetuning.md",
+    "docs/inference.md",
+    "docs/jax.md",
+    "docs/pretraining.md",
+    "docs/quantization.md",
+    "CONTRIBUTING.md",
+]
+DOCUMENTS = [*WITH_CODE, "docs/config.md", "docs/performance.md"]
 #: Files that the documents name and the repository does not hold, because they are parts of any checkpoint.
 OF_CHECKPOINTS = {"config.json", "model.safetensors"}
 
@@ -246,7 +257,7 @@ def imported_at_once(module: ast.Module) -> set[str]:
 # ---------------------------------------------------------------------- generated
 
 
-@pytest.mark.parametrize("page", ["config", "families"])
+@pytest.mark.parametrize("page", ["config", "families", "performance"])
 def test_generated_pages_are_up_to_date(page):
     name = f"generate_{page}"
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
