@@ -3,11 +3,11 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_BENCH := .venv/.installed-bench
 
-.PHONY: demo test test-slow lint format bench bench-quick clean
+.PHONY: demo test test-slow lint format bench bench-quick tasks clean
 
+# pretrains a small model on the documentation strings of this machine; interrupted, it continues
 demo: $(INSTALLED)
-	$(BIN)/bertblocks describe modernbert-base
-	$(BIN)/python examples/minilm.py
+	$(BIN)/bertblocks pretrain
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -28,9 +28,15 @@ format: $(INSTALLED)
 # speed beside transformers, ONNX Runtime, OpenVINO and sentence-transformers: tables, JSON and a picture
 bench: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.pretrain
 
 bench-quick: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks --quick
+
+# fine-tuning on real data with goals, and its speed beside transformers' Trainer
+tasks: $(INSTALLED)
+	$(BIN)/python -m benchmarks.tasks
+	$(BIN)/python -m benchmarks.tasks --speed
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
