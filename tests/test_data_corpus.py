@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertblocks.data.corpus import CorpusError, DatasetCorpus, FileCorpus, Tally
-from bertblocks.data.docstrings import choose_held_out, clean, docstring_corpus, gather_docstrings, read_docstrings
+from bertblocks.data.docstrings import (
+    choose_held_out,
+    clean,
+    docstring_corpus,
+    gather_docstrings,
+    python_roots,
+    read_docstrings,
+)
+from bertblocks.data.prepare import prepare
+from bertblocks.data.stream import PackedStream, Position, Source
+from bertblocks.data.tokenizer import train_tokenizer
 
 TEXTS = ["One text.", 'Two "quoted", with comma.', "Drei: äöü\nand a second line.", "四"]
 
@@ -361,3 +371,17 @@ def test_packages_are_held_out_within_the_share(sizes, share):
     assert chosen
     total = sum(sizes.values())
     assert sum(sizes[name] for name in chosen) <= share * total or chosen == {min(sizes, key=lambda name: sizes[name])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [128, 512])
+def test_at_least_98_percent_of_the_slots_hold_tokens_of_docstrings(tmp_path, length):
+    """On the documentation of the standard library alone, which is small."""
+    gather_docstrings(tmp_path / "docstrings.jsonl", roots=python_roots()[:1])
+    corpus = docstring_corpus(tmp_path / "docstrings.jsonl")
+    tokenizer = train_tokenizer("wordpiece", 8192, corpus.sample(4 * 10**6))
+    train, held_out = prepare(corpus, tokenizer, tmp_path / "tokens", workers=1).split()
+    assert 0 < held_out.lengths.sum() < 0.05 * train.lengths.sum()
+    stream = PackedStream([Source(train)], length, 2, seed=0)
+    rows, _ = stream.take(Position(), 2500)
+    assert sum(len(piece.ids) + 2 for row in rows for piece in row) >= 0.98 * 2500 * length
