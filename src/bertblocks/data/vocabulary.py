@@ -63,6 +63,7 @@ class Vocabulary:
 def _word_starts(tokens: list[str], is_special: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     continues = np.array([token.startswith(CONTINUATION) and token != CONTINUATION for token in tokens])
     spaced = np.array([token.startswith(SPACE_MARKERS) for token in tokens])
-    if spaced.any():  # before "##", which is also how a Markdown heading begins
+    # either may occur as text in the other kind: "##" begins a Markdown heading, and some markers are letters
+    if spaced.sum() > continues.sum():
         return spaced | is_special
     return ~continues if continues.any() else None
