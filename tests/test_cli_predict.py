@@ -113,7 +113,7 @@ def test_fill_mask(folders):
 
 def test_int8_and_threads(folders):
     result = run("embed", folders["embed"], "plain", "--int8", "--threads", "1", "--json")
-    assert "int8, 1 threads" in result.stderr
+    assert "int8, threads: 1" in result.stderr
     exact = Predictor(folders["embed"], dtype=torch.float32).encode(["plain"])[0]
     assert float(exact @ np.array(json.loads(result.stdout)["embedding"])) > 0.98
 

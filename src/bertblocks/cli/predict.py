@@ -104,7 +104,7 @@ def predict(
                 continue
             for row in write_rows(item, result):
                 _print_row(row, header)
-        typer.echo(f"bertblocks: {predictor.meter}, {predictor.numbers}, {predictor.threads} threads", err=True)
+        typer.echo(f"bertblocks: {predictor.meter}, {predictor.numbers}, threads: {predictor.threads}", err=True)
     except (OSError, ValueError) as error:
         fail(error)
 
