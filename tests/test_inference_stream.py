@@ -184,19 +184,12 @@ def test_threads_stay_within_the_container(monkeypatch, files, cpus):
     assert hardware.choose_threads() == cpus
 
 
-@pytest.mark.parametrize(
-    ("claims", "seconds", "expected"),
-    [
-        (False, {}, torch.float32),
-        (True, {torch.float32: 4.0, torch.bfloat16: 1.0}, torch.bfloat16),
-        (True, {torch.float32: 1.0, torch.bfloat16: 5.0}, torch.float32),
-    ],
-)
-def test_bfloat16_is_chosen_where_it_is_measured_to_be_faster(monkeypatch, claims, seconds, expected):
-    monkeypatch.setattr(hardware.torch.cpu, "_is_avx512_bf16_supported", lambda: claims)
-    monkeypatch.setattr(hardware.torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(hardware, "_product_seconds", seconds.__getitem__)
-    assert hardware.choose_dtype.__wrapped__(torch.device("cpu")) == expected
+@pytest.mark.parametrize(("avx512", "amx"), [(False, False), (True, False), (False, True)])
+def test_bfloat16_is_chosen_where_the_cpu_has_units_for_it(monkeypatch, avx512, amx):
+    monkeypatch.setattr(hardware.torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(hardware.torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    expected = torch.bfloat16 if avx512 or amx else torch.float32
+    assert hardware.choose_dtype(torch.device("cpu")) == expected
 
 
 # ---------------------------------------------------------------------- MTEB

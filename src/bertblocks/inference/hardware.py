@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-#: Below this gain half precision is not worth its rounding.
-WORTHWHILE = 1.4
 CORE_TOKENS, GPU_TOKENS = 1024, 32768
 
 
@@ -31,27 +27,15 @@ def choose_token_budget(device: torch.device, threads: int) -> int:
     return min(CORE_TOKENS * max(threads, 2), GPU_TOKENS) if device.type == "cpu" else GPU_TOKENS
 
 
-@functools.cache
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it faster, which on a CPU is measured; float32 elsewhere."""
+    """bfloat16 where the hardware has units for it, float32 elsewhere; by its flags, so that results do not vary."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    claims_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if device.type == "cpu" and claims_bfloat16:
-        gain = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
-        return torch.bfloat16 if gain >= WORTHWHILE else torch.float32
-    return torch.float32
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    """The best of a few products of the shape that encoders have: some hundred tokens by a weight matrix."""
-    x, weight = torch.ones(256, 768, dtype=dtype), torch.ones(1536, 768, dtype=dtype)
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        torch.nn.functional.linear(x, weight)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        has_units = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_units = device.type == "cpu" and (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        )
+    return torch.bfloat16 if has_units else torch.float32
 
 
 def _allowed_cpus() -> int:

@@ -52,7 +52,7 @@ class Predictor:
 
     Texts are tokenised on all cores beside the model, sorted by length and run in flat batches of `token_budget`
     tokens without padding; results come in the order of the texts. Device, threads, dtype and budget suit the machine
-    unless given: `dtype` is bfloat16 where that is faster, which on a CPU is measured, and that of the model where a
+    unless given: `dtype` is bfloat16 where the hardware has units for it, and that of the model where a
     model is given rather than a folder. A text beyond `max_length` tokens is an "error", "truncate"d, or seen by
     "window"s that share `overlap` tokens. `task` names a head where a checkpoint should not be read as it says.
 
