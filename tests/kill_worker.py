@@ -36,7 +36,8 @@ def run_in_child(folder: Path, flush: int | None = None, further: int | None = N
         training_helpers.train(folder, f"phases.0.duration={STEPS}", dropout=DROPOUT)
         os._exit(0)
     if further is not None:
-        while last_step(folder) < begun + further:
+        patience = time.monotonic() + 60
+        while last_step(folder) < begun + further and time.monotonic() < patience:
             time.sleep(0.001)
         time.sleep(seconds)
         if last_step(folder) < STEPS:

@@ -5,12 +5,15 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -95,6 +98,24 @@ def test_from_texts_to_a_model(recipe, tmp_path):
     other = run(recipe, f"run.folder={tmp_path / 'other'}")
     assert other.exit_code == 0
     assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
+
+
+def test_torchrun_with_shards_gives_the_same_model(recipe, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bertblocks"]
+    options = ["run.parallel=fsdp", "run.precision=fp32", "run.ema=0.9", "phases.0.duration=6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "pretrain", str(recipe), *options],
+        capture_output=True, text=True, check=False, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("masked accuracy") == 1, "one process speaks for all"
+    assert run(recipe, *options, f"run.folder={tmp_path / 'alone'}").exit_code == 0
+    together, alone = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "alone"))
+    assert together["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
+    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "alone"))
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-5)
 
 
 def test_sigterm_saves_and_says_so(recipe, tmp_path):

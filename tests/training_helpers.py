@@ -31,6 +31,7 @@ BASE = [
     "run.evaluation.every=8",
     "run.checkpoints.every=4",
     "run.device=cpu",
+    "run.precision=fp32",
 ]
 
 

@@ -118,26 +118,25 @@ def _finish(
             metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, wanted)
         filled = fill_masks(trainer.model, texts.tokenizer, held_out, SHOWN_MASKS)
         snapshot = Snapshot(trainer.model, [], None)
+        world.first_does(lambda: write_model(recipe.folder / "model", snapshot, texts.tokenizer))
     metrics |= Unigram.count(texts.train.values(), len(texts.tokenizer)).evaluate(held_out.targets)
-    result = Pretrained(recipe.folder, outcome, world.is_first, metrics, filled)
+    state = outcome.state
+    facts = {
+        **{f"corpus: {key.replace('_', ' ')}": count for key, count in texts.counts.items()},
+        "steps": state.step,
+        "tokens trained on": state.tokens,
+        "seconds in steps": round(state.seconds, 1),
+        "tokens per second": round(state.tokens / max(state.seconds, 1e-9)),
+        "precision": state.precision,
+        "processes": world.size,
+    }
 
     def write() -> None:
-        write_model(recipe.folder / "model", snapshot, texts.tokenizer)
         write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(one) for one in filled]})
-        state = outcome.state
-        facts = {
-            **{f"corpus: {key.replace('_', ' ')}": count for key, count in texts.counts.items()},
-            "steps": state.step,
-            "tokens trained on": state.tokens,
-            "seconds in steps": round(state.seconds, 1),
-            "tokens per second": round(state.tokens / max(state.seconds, 1e-9)),
-            "precision": state.precision,
-            "processes": world.size,
-        }
         write_pretraining_report(recipe, trainer.model.config, facts, metrics, filled)
 
     world.first_does(write)
-    return result
+    return Pretrained(recipe.folder, outcome, world.is_first, metrics, filled)
 
 
 def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:

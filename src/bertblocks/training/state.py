@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from bertblocks.families.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
 from bertblocks.training.checkpoints import STATE, write_json
-from bertblocks.training.distributed import place_like, put, whole
+from bertblocks.training.distributed import give_back, place_like, put, whole
 from bertblocks.training.ema import RunningMean
 
 OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
@@ -60,9 +60,13 @@ class TrainState:
 
 
 class Snapshot:
-    """Whole tensors of everything that is trained. Every process takes it, the first one writes it."""
+    """Whole tensors of everything that is trained. Every process takes it, the first one writes it.
+
+    On a CPU these are the live tensors themselves: it is to be written before training goes on.
+    """
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer], ema: RunningMean | None) -> None:
+        give_back(model)  # weights that a forward pass has gathered are not the ones to read
         self.config: Any = model.config
         self.weights = {name: whole(one.detach()).cpu() for name, one in model.named_parameters()}
         self.weights |= {name: one.cpu() for name, one in model.state_dict().items() if _is_buffer(model, name)}
