@@ -28,7 +28,6 @@ format: $(INSTALLED)
 # speed beside transformers, ONNX Runtime, OpenVINO and sentence-transformers: tables, JSON and a picture
 bench: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.pretrain
 
 bench-quick: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks --quick

@@ -47,10 +47,10 @@ class Recipe(Section):
     tokenizer: Tokenizer = Tokenizer()
     corpus: Corpus = Corpus(sources=[Source(builtin="docstrings")])
     objective: Objective = MaskedLM()
-    optimizer: Optimizer = AdamW()
+    optimizer: Optimizer = AdamW(lr=2e-3)
     schedule: Schedule = WSD()
     phases: Annotated[list[Phase], Field(min_length=1)] = [
-        Phase(duration=Amount(1000, "steps"), length=128, batch_tokens=4096)
+        Phase(duration=Amount(550, "steps"), length=128, batch_tokens=2048)
     ]
     run: Run = Run()
 

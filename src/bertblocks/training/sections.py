@@ -295,7 +295,7 @@ class Checkpoints(Section):
 class Evaluation(Section):
     every: Count | None = 200
     """Steps between evaluations on a part of the held-out texts. None: at the end only."""
-    tokens: Count = 100_000
+    tokens: Count = 40_000
     """Held-out tokens that are used at most."""
     pseudo_perplexity_tokens: Annotated[int, Field(ge=0)] = 1_000
     """Tokens of the pseudo-perplexity at the end, one of them hidden at a time. 0: not computed."""

@@ -94,8 +94,8 @@ class Timetable:
 
     Example:
         >>> table = Timetable(Recipe())
-        >>> table.at(0).rows * table.at(0).phase.length == 4096
-        True
+        >>> table.at(0).rows * table.at(0).phase.length
+        2048
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -1,0 +1,177 @@
+"""Pretraining by the demo recipe beside transformers' Trainer: the same weights, texts and number of tokens, in turns.
+
+Run with `make bench`, or alone with `python -m benchmarks --only pretraining`. Both train on documents cut to the
+recipe's length and hide 30 % of the tokens. transformers pads each batch to its longest text
+(DataCollatorForLanguageModeling); BertBlocks packs. A round of each takes about the same number of real tokens, and
+rates count real tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.measure import Spread, ratios
+from bertblocks import to_huggingface
+from bertblocks.training import loop
+from bertblocks.training.build import build_model, build_objectives
+from bertblocks.training.distributed import World, join
+from bertblocks.training.optimizers import get_optimizers
+from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.progress import Progress
+from bertblocks.training.recipe import Recipe, read_recipe
+from bertblocks.training.texts import Texts, make_texts
+
+GOAL = 3.0
+#: Steps of BertBlocks in a round, of which the first is not counted on either side.
+STEPS = 13
+PEER, OURS = "transformers Trainer", "BertBlocks"
+
+
+class Setting:
+    """What both sides share: the recipe, its texts, and a model's first weights."""
+
+    def __init__(self, folder: Path, overrides: list[str]) -> None:
+        shown = [f"run.folder={folder}", f"phases.0.duration={STEPS}", "run.evaluation.every=null", "run.log_every=1"]
+        self.recipe: Recipe = read_recipe("demo", [*overrides, *shown])
+        self.world: World = join(self.recipe.run.device)
+        self.quiet = Progress(Console(quiet=True), is_shown=False)
+        self.texts: Texts = make_texts(self.recipe, self.world, Progress(Console(stderr=True)))
+        torch.manual_seed(0)
+        self.weights = build_model(self.recipe, self.texts.tokenizer).state_dict()
+        self.length = self.recipe.phases[0].length or 128
+        self.rows = (self.recipe.phases[0].batch_tokens or 4096) // self.length
+
+    def model(self) -> Any:
+        model = build_model(self.recipe, self.texts.tokenizer)
+        model.load_state_dict(self.weights)
+        return model
+
+
+def train_ours(setting: Setting, folder: Path) -> tuple[float, int, float]:
+    """Seconds and real tokens of all steps but the first, and the loss of the last."""
+    recipe = setting.recipe
+    model = setting.model()
+    task = PackedTask(recipe, setting.texts.train, build_objectives(recipe, setting.texts.tokenizer, model.config))
+    trainer = loop.Trainer(
+        model,
+        task,
+        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.run,
+        folder,
+        setting.world,
+        setting.quiet,
+        clip=recipe.optimizer.clip,
+    )
+    trainer.train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines[-1]["seconds"] - lines[0]["seconds"], lines[-1]["tokens"] - lines[0]["tokens"], lines[-1]["loss"]
+
+
+class Pieces(torch.utils.data.Dataset):
+    """Documents cut as BertBlocks cuts them, each piece between its special tokens."""
+
+    def __init__(self, setting: Setting) -> None:
+        tokenizer = setting.texts.tokenizer
+        documents = next(iter(setting.texts.train.values()))
+        size = setting.length - 2
+        self.places = [
+            (index, start)
+            for index, length in enumerate(documents.lengths[:20_000].tolist())
+            for start in range(0, length, size)
+        ]
+        self.documents, self.size = documents, size
+        self.first, self.last = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        document, start = self.places[index]
+        ids = self.documents[document][start : start + self.size].tolist()
+        return {"input_ids": [self.first, *ids, self.last]}
+
+
+class Watch(TrainerCallback):
+    """The time from the end of the first step to the end of the last."""
+
+    def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            self.started = time.perf_counter()
+        self.seconds = time.perf_counter() - self.started
+
+
+class CountingCollator:
+    """transformers' collator, which notes how many real tokens it has put into each batch."""
+
+    def __init__(self, tokenizer: Any, rate: float) -> None:
+        self.collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate)
+        self.tokens: list[int] = []
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        self.tokens.append(sum(len(example["input_ids"]) for example in examples))
+        return self.collate(examples)
+
+
+def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) -> tuple[float, int, float]:
+    """The same of transformers' Trainer on its own ModernBERT, for about as many tokens."""
+    recipe = setting.recipe
+    mean = sum(len(pieces[index]["input_ids"]) for index in range(0, len(pieces), 50)) / len(range(0, len(pieces), 50))
+    steps = 1 + round(tokens / (mean * setting.rows))
+    collator, watch = CountingCollator(setting.texts.tokenizer, recipe.objective.rate), Watch()
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=setting.rows,
+        learning_rate=recipe.optimizer.lr,
+        adam_beta1=recipe.optimizer.betas[0],
+        adam_beta2=recipe.optimizer.betas[1],
+        adam_epsilon=recipe.optimizer.eps,
+        weight_decay=recipe.optimizer.weight_decay,
+        max_grad_norm=recipe.optimizer.clip or 0.0,
+        logging_steps=steps,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    model = to_huggingface(setting.model()).train()
+    trainer = Trainer(model, arguments, collator, pieces, callbacks=[watch])
+    trainer.pop_callback(transformers.trainer_callback.PrinterCallback)
+    loss = trainer.train().training_loss
+    return watch.seconds, sum(collator.tokens[1:steps]), loss
+
+
+def compare(rounds: int, overrides: list[str]) -> dict[str, Any]:
+    """Rates in tokens per second, round by round; the first round warms up."""
+    rates: dict[str, list[float]] = {PEER: [], OURS: []}
+    with tempfile.TemporaryDirectory() as scratch:
+        setting = Setting(Path(scratch) / "run", overrides)
+        pieces = Pieces(setting)
+        for number in range(rounds + 1):
+            seconds, tokens, _ = train_ours(setting, Path(scratch) / f"ours-{number}")
+            peer_seconds, peer_tokens, _ = train_theirs(setting, pieces, Path(scratch) / f"theirs-{number}", tokens)
+            if number:
+                rates[OURS].append(tokens / seconds)
+                rates[PEER].append(peer_tokens / peer_seconds)
+        parameters = sum(one.numel() for one in setting.model().parameters())
+    return {
+        "parameters": parameters,
+        "tokens_per_round": tokens,
+        "rows": setting.rows,
+        "length": setting.length,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "tokens_per_second": {name: asdict(Spread.of(found)) for name, found in rates.items()},
+        "ratio": asdict(ratios(rates[OURS], rates[PEER])),
+        "goal": GOAL,
+    }
