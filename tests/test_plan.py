@@ -114,7 +114,7 @@ def test_the_command():
         (["demo", "--gpu", "h10"], "--gpu is 'h10'; it must be one of v100,"),
         (["demo", "--count", "0"], "--count is 0"),
         (["demo", "--utilization", "40"], "--utilization is 40"),
-        (["demo", "--count", "64"], "phase 1 has batches of 32 rows; 64 devices need at least one row each"),
+        (["demo", "--count", "64"], "phase 1 has batches of 16 rows; 64 devices need at least one row each"),
         (["modernbert"], "modernbert is neither a file nor a recipe that comes with BertBlocks (did you mean"),
         (["demo", "run.sede=1"], "did you mean 'seed'?"),
     ],

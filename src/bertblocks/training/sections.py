@@ -284,7 +284,7 @@ class Phase(Section):
 
 
 class Checkpoints(Section):
-    every: Count = 200
+    every: Count = 250
     """Steps between checkpoints; one is also written at the end and on SIGTERM and Ctrl-C."""
     keep: Count = 2
     """The newest so many are kept."""
@@ -293,7 +293,7 @@ class Checkpoints(Section):
 
 
 class Evaluation(Section):
-    every: Count | None = 200
+    every: Count | None = 250
     """Steps between evaluations on a part of the held-out texts. None: at the end only."""
     tokens: Count = 40_000
     """Held-out tokens that are used at most."""
@@ -307,7 +307,7 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto: bf16 where the hardware has it and gains from it, fp32 elsewhere. fp16 scales the loss."""
+    """auto: bf16 where the hardware has matrix units for it, fp32 elsewhere. fp16 scales the loss."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes work together: with a copy of the model each, or with a shard of it (FSDP2)."""
     micro_batch_tokens: Count | None = None
