@@ -990,3 +990,17 @@ def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger):
     torch.testing.assert_close(loss, F.cross_entropy(logits[None], torch.tensor([11])))
     assert ("swiglu", True) in fake_liger
     assert not [call for call in fake_liger if call[0] == "cross_entropy"]
+
+
+def test_denormals_are_flushed_for_a_while_only():
+    import sys
+
+    from bertblocks.numerics import flushed_denormals
+
+    tiny = torch.tensor(sys.float_info.min, dtype=torch.float64)
+    assert (tiny / 2).item() > 0
+    with flushed_denormals(), flushed_denormals():
+        pass
+    with flushed_denormals():
+        assert (tiny / 2).item() == 0
+    assert (tiny / 2).item() > 0

@@ -61,7 +61,7 @@ def padded(features):
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=words, pair=st.none() | words, repeat=st.integers(1, 9), length=st.integers(8, 24))
+@given(text=words, pair=st.none() | words.filter(str.strip), repeat=st.integers(1, 9), length=st.integers(8, 24))
 def test_texts_are_framed_and_cut_as_transformers_does(text, pair, repeat, length):
     text, pair = " ".join([text] * repeat), None if pair is None else " ".join([pair] * (10 - repeat))
     task = classifier(Labels("single_label_classification", ["a", "b"]))

@@ -134,7 +134,7 @@ def read_model(
             f"{nearest(task, family.model_classes)}."
         )
     model, unused = _load(family, config, tensors, task, label)
-    tied = source.all_tied_weights_keys if isinstance(source, PreTrainedModel) else {}  # read under their other name
+    tied = getattr(source, "all_tied_weights_keys", {})  # read under their other name
     unread = [name for name in unused if name not in tied and not re.search(BUFFERS, name)]
     parts = sorted({".".join(name.split(".")[:2]) for name in unread})
     if parts and is_whole:

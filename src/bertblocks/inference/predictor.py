@@ -41,6 +41,7 @@ from bertblocks.models import (
     BertBlocksPreTrainedModel,
 )
 from bertblocks.models.masked_lm import LanguageModel
+from bertblocks.numerics import flushed_denormals
 from bertblocks.registry import nearest
 from bertblocks.tasks.tokens import TextTokenizer
 
@@ -226,9 +227,7 @@ class Predictor:
                 yield from results
 
     def _run_pieces(self, job: Job[Any], pieces: list[Piece]) -> Sequence[Any]:
-        # numbers next to 0 can make a CPU ten times slower; the setting belongs to the thread
-        torch.set_flush_denormal(True)
-        with torch.inference_mode(), limited_threads(self.threads):
+        with flushed_denormals(), torch.inference_mode(), limited_threads(self.threads):
             with_types = self.model.config.type_vocab_size > 1
             return job.run(PieceBatch(pieces, self.model.device, with_types))
 

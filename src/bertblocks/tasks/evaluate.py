@@ -13,6 +13,7 @@ import torch
 
 from bertblocks.inference import Predictor
 from bertblocks.models.masked_lm import LanguageModel
+from bertblocks.numerics import flushed_denormals
 from bertblocks.tasks.finetune import TASKS
 from bertblocks.tasks.metrics import Scores, paired_bootstrap
 from bertblocks.tasks.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
@@ -85,6 +86,7 @@ def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 # ---------------------------------------------------------------------- language models
 
 
+@flushed_denormals()
 def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -> Evaluation:
     """exp of the mean loss of tokens that are hidden one at a time (Salazar et al., 2020); lower is better.
 
@@ -95,7 +97,6 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
     room = predictor.max_length - tokenizer.num_special()
     mask = _mask_id(predictor)
     sums, counts = [], []
-    torch.set_flush_denormal(True)
     for tokens in tokenizer.tokenize(_read_texts(data)):
         total = 0.0
         for start in range(0, len(tokens.ids), room):
@@ -141,6 +142,7 @@ def _mask_id(predictor: Predictor) -> int:
     return int(mask)
 
 
+@flushed_denormals()
 def needle(
     model: str | Path,
     lengths: Sequence[int],
@@ -159,7 +161,6 @@ def needle(
     words = find_words(tokenizer)
     fills = isinstance(predictor.model, LanguageModel)
     mask = _mask_id(predictor) if fills else None
-    torch.set_flush_denormal(True)
 
     def score(chosen: list[Sample]) -> np.ndarray:
         if fills:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.data.hashing import combine, permute
 from bertblocks.inference import Predictor
+from bertblocks.numerics import flushed_denormals
 from bertblocks.registry import nearest
 from bertblocks.tasks.answering import Answer
 from bertblocks.tasks.base import Evaluated, FineTuneTask
@@ -157,9 +158,9 @@ class _Run:
         self.task, self.settings, self.folder = kind(settings), settings, folder
         self.world, self.console = world, console
 
+    @flushed_denormals()
     def train(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> FineTuned:
         settings, task, world = self.settings, self.task, self.world
-        torch.set_flush_denormal(True)
         examples = task.read(train)
         held_out = task.read(evaluation) if evaluation is not None else None
         if held_out is None:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from bertblocks.data.vocabulary import Vocabulary
+from bertblocks.numerics import flushed_denormals
 from bertblocks.training.build import build_model, build_objectives
 from bertblocks.training.checkpoints import write_json
 from bertblocks.training.distributed import World, join, leave
@@ -55,9 +56,9 @@ class Pretrained:
         return self.outcome.signal
 
 
+@flushed_denormals()
 def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
     """Runs a recipe in its folder, or continues the run that is there."""
-    torch.set_flush_denormal(True)  # before the first operation: threads take it over from here
     world = join(recipe.run.device)
     try:
         return _pretrain(recipe, world, console or Console())
