@@ -25,6 +25,7 @@ from bertblocks.anatomy import (
 )
 from bertblocks.anatomy.flops import visible_pairs
 from bertblocks.anatomy.memory import LABELLED_SHARE
+from bertblocks.functions import linear as linear_module
 from bertblocks.models import TASK_MODELS
 from helpers import tiny_config
 
@@ -207,7 +208,9 @@ def test_masked_lm_training_keeps_labelled_rows_of_the_head_only():
         ("albert", "masked-lm"),
     ],
 )
-def test_inference_memory_is_what_the_allocator_sees(architecture, task):
+def test_inference_memory_is_what_the_allocator_sees(architecture, task, monkeypatch):
+    # the estimate is of torch's own operations: oneDNN's fuse some and have a workspace of their own
+    monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: False)
     # wide enough that the peak is not in attention, where a kernel's own workspace depends on the number of cores
     config = tiny_config(**ARCHITECTURES[architecture], vocab_size=4000, intermediate_size=600)
     model = TASK_MODELS[task](config).eval()

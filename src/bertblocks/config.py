@@ -242,7 +242,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- how it runs (no effect on results)
     #: The checkpoint family that it was read from, which an export goes back to first.
     family: str | None = None
-    #: auto, flash, sdpa, eager, or a name given to `register_backend`.
+    #: auto, cpu, flash, sdpa, eager, or a name given to `register_backend`.
     attention_backend: str = "auto"
     #: auto, liger, torch.
     kernel_backend: str = "auto"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MLPS: Registry[type[nn.Module]] = Registry("mlp_type")
 register_mlp = MLPS.register
+#: A gated unit that is fused is two products in place of one, which pays from this many rows on.
+FUSED_GLU_ROWS = 1024
 
 
 @register_mlp("mlp")
@@ -71,6 +73,9 @@ class GLU(MLP):
     """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
 
     num_up = 2
+
+    def fuses(self, x: Tensor) -> bool:
+        return len(x) >= FUSED_GLU_ROWS and super().fuses(x)
 
     def hidden(self, x: Tensor) -> Tensor:
         if not self.fuses(x):

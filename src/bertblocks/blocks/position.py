@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bertblocks.functions.rotation import Rotation
+from bertblocks.functions.rotation import rotate
 from bertblocks.layout import SequenceLayout
 from bertblocks.numerics import upcast
 from bertblocks.registry import Registry
@@ -286,7 +286,7 @@ class RotaryPosition(BlockPosition):
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype == cos.dtype and not torch.compiler.is_compiling():
-            return Rotation.apply(x, cos, sin, self.interleaved)
+            return rotate(x, cos, sin, self.interleaved)
         part = upcast(x[..., : self.rotary_dim])
         if self.interleaved:
             a, b = part[..., 0::2], part[..., 1::2]

@@ -25,7 +25,7 @@ SUPPORTED: dict[str, list[str]] = {
     "embd_pos_enc_kind": [*EMBEDDING_POSITIONS, "none"],
     "block_pos_enc_kind": [*BLOCK_POSITIONS, "none"],
     # they all give the same result, which is computed in JAX's own way here
-    "attention_backend": ["auto", "flash", "sdpa", "eager"],
+    "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
 }
 
 

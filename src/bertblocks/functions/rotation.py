@@ -12,6 +12,13 @@ from torch import Tensor
 ROWS = 1024
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """`[tokens, heads, d]` with its pairs turned by tables `[tokens, 1, pairs]`."""
+    if torch.is_grad_enabled():
+        return Rotation.apply(x, cos, sin, interleaved)
+    return _turn(x, cos, sin, interleaved)
+
+
 class Rotation(torch.autograd.Function):
     """Turns the pairs of the first `2 * pairs` units of every head; the gradient turns back.
 
@@ -22,7 +29,7 @@ class Rotation(torch.autograd.Function):
     def forward(ctx, x, cos, sin, interleaved):  # type: ignore[override]
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return turn(x, cos, sin, interleaved)
+        return _turn(x, cos, sin, interleaved)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[override]
@@ -30,8 +37,7 @@ class Rotation(torch.autograd.Function):
         return Rotation.apply(gradient, cos, -sin, ctx.interleaved), None, None, None
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """`[tokens, heads, d]` by tables `[tokens, 1, pairs]`."""
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = 2 * cos.shape[-1]
     if size < x.shape[-1]:
