@@ -188,6 +188,23 @@ def test_gradient_checkpointing_changes_nothing(tmp_path):
     assert again == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_near_full_and_resumes(tmp_path, precision):
+    options = ["phases.0.duration=8", f"run.precision={precision}"]
+    train(tmp_path / "full", "phases.0.duration=8")
+    train(tmp_path / "half", *options)
+    full, half = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("full", "half"))
+    assert [line["loss"] for line in half[:8]] == pytest.approx([line["loss"] for line in full[:8]], rel=0.01)
+    assert [line["loss"] for line in half[:8]] != [line["loss"] for line in full[:8]]
+    last = tmp_path / "half" / "checkpoints" / "step-00000008"
+    weights = load_file(last / "model.safetensors")
+    assert weights["model.embedding.token.weight"].dtype == torch.float32
+    (last / "complete.json").unlink()
+    train(tmp_path / "half", *options)
+    again = load_file(last / "model.safetensors")
+    assert all(torch.equal(again[key], value) for key, value in weights.items())
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("most", [None, 1, 2, 5, 100])
 def test_every_item_is_in_one_micro_batch(size, most):

@@ -99,7 +99,8 @@ class Trainer:
         """Steps until the end, or until SIGTERM, Ctrl-C or the selection's patience; `config` goes to trackers."""
         self._resume()
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
-        self.scaler.load_state_dict(self.state.scaler)
+        if self.state.scaler:
+            self.scaler.load_state_dict(self.state.scaler)
         if self.world.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.state.step)
