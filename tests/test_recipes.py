@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 import torch
+from rich.console import Console
+from transformers import AutoModelForMaskedLM
 
 from bertblocks import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
 from bertblocks.training.build import task_name
+from bertblocks.training.pretrain import pretrain
 from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
 from bertblocks.training.timetable import Timetable
 
@@ -117,3 +123,54 @@ def test_the_ngpt_recipe_renormalises_and_needs_no_decay():
     assert config.ngpt
     assert config.ngpt_renormalize
     assert recipe.optimizer.weight_decay == 0
+
+
+# ---------------------------------------------------------------------- each of them, made small, trains
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Documents of one to sixty sentences, so that there are long ones for a phase that wants them."""
+    file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    sentences = ["the cat sat on the mat.", "a dog ran home.", "my aunt sings at night.", "it rains in the town."]
+    lines = [
+        " ".join(sentences[(number * 7 + place) % 4] for place in range(1 + number * 13 % 60)) for number in range(80)
+    ]
+    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_made_small_trains_and_its_model_opens(name, texts, tmp_path):
+    recipe = read_recipe(name)
+    sources = [
+        {"name": source.name, "files": [str(texts)], "min_tokens": source.min_tokens // 16}
+        for source in recipe.corpus.sources
+    ]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    overrides = [
+        *(f"model.config.{key}={value}" for key, value in {**sizes, "max_position_embeddings": 128}.items()),
+        "tokenizer={vocab_size: 100}",
+        f"corpus={json.dumps({'sources': sources, 'held_out': 0.2, 'workers': 1})}",
+        "run.compile=false",
+        "run.micro_batch_tokens=256",
+        "run.evaluation.pseudo_perplexity_tokens=0",
+        f"run.folder={tmp_path / 'run'}",
+    ]
+    for index in range(len(recipe.phases)):
+        overrides += [f"phases.{index}.duration=2 steps", f"phases.{index}.length={32 * (index + 1)}"]
+        overrides.append(f"phases.{index}.batch_tokens=512")
+    if recipe.phases[0].batch_warmup:
+        overrides.append("phases.0.batch_warmup={start: 256, over: 512 tokens}")
+    done = pretrain(read_recipe(name, overrides), Console(quiet=True))
+    assert done.outcome.state.step == 2 * len(recipe.phases)
+    assert math.isfinite(done.metrics["held_out_loss"])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("loss", 0.0) > 0 for line in lines)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.hidden_size == 32
+    if name == "modernbert-base":
+        assert (model.config.rope_theta, model.config.local_rope_theta) == (160_000, 10_000)
+    if name == "ngpt":
+        rows = model.model.encoder.layers[0].attention.qkv.weight.norm(dim=1)
+        torch.testing.assert_close(rows, torch.ones_like(rows))
