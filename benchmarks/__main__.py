@@ -29,6 +29,7 @@ from benchmarks.measure import can_measure_memory
 from benchmarks.picture import draw
 from benchmarks.report import study_sheets, workload_sheet
 from benchmarks.workload import Settings
+from bertblocks.numerics import flushed_denormals
 from bertblocks.registry import nearest
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +125,7 @@ def disagreeing(run: dict[str, Any]) -> list[str]:
     ]
 
 
+@flushed_denormals()
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if options.list:
@@ -134,7 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    torch.set_flush_denormal(True)  # numbers next to 0 can make a CPU ten times slower
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(

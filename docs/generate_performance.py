@@ -87,6 +87,26 @@ sgemm rate of a large square product, and how near the pass is to that: no fp32 
 int8 goes below it because the CPU has units that multiply bytes.
 """
 
+LIMITS = """\
+## What bounds it, and what was tried
+
+In fp32 nearly all of the time is matrix products of the linear layers, which already run at the rate that the profile
+above shows beside sgemm; what is left is attention, activations and norms, a few per cent each. Where torch's products
+go through MKL on a CPU that is not Intel's, they go through oneDNN here. A ratio against padded batches is bounded by
+the padding factor times that gain: texts of equal length can only gain the latter.
+
+Tried on this kind of CPU and left out, because they did not win:
+
+- keys and values run on to multiples of 16 tokens: no gain;
+- explicit blocks for long global attention: 10 to 15 % slower than torch's kernel;
+- weights packed beforehand for oneDNN: about 5 % faster for twice the memory of the weights;
+- RoPE as a complex product: the fastest alone, but it needs the rows of query and key weights in another order than
+  checkpoints have them;
+- bfloat16 inside the fp32 rows: it rounds. `Predictor` chooses it on CPUs with units for it, and says so.
+
+Ratios of masked-LM training depend on how much transformers pads: the ragged rows here have a padding factor of 4.
+"""
+
 
 def render() -> str:
     """The page of the run that was recorded; a part that it left out has no section."""
@@ -103,7 +123,7 @@ def render() -> str:
     if run["pretraining"]:
         parts += ["## Pretraining\n", described(pretraining_sheet(run["pretraining"]))]
     if run["profiles"]:
-        parts += [PROFILE, *(section(sheet) for sheet in profile_sheets(run["profiles"]))]
+        parts += [PROFILE, *(section(sheet) for sheet in profile_sheets(run["profiles"])), LIMITS]
     return "\n".join(parts)
 
 
