@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertMode
 import bertblocks
 from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
 from benchmarks.peers import Graphs
-from benchmarks.workload import PROBE, Contender, Goal, Settings, Workload
+from benchmarks.workload import PROBE, Contender, Goal, Settings, Unavailable, Workload
 from bertblocks.anatomy import count_flops
 
 PADDED = "transformers sdpa, padded"
@@ -26,6 +26,8 @@ OURS, OURS_INT8 = "BertBlocks fp32", "BertBlocks int8"
 DEPTHS = {"bert-base": 12, "modernbert-base": 22, "local": 3, "global": 3, "mixed": 3}
 #: Fewer where full depth would take many minutes: for long texts, and for the sweep over uniform shapes.
 LONG_DEPTH, SWEEP_DEPTH = 6, 4
+#: Graphs of other runtimes are not run on longer texts: one of 8,192 tokens took more than 24 GB.
+GRAPH_LENGTH = 4096
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -102,6 +104,10 @@ def encoder_workload(
 
     def on_graph(kind: str) -> Callable[[], Callable[[], Tensor]]:
         def prepare() -> Callable[[], Tensor]:
+            if max(lengths) > GRAPH_LENGTH:
+                raise Unavailable(
+                    f"its graph holds whole attention matrices: too much memory at {max(lengths):,} tokens"
+                )
             graph = getattr(models.graphs, kind)
             return lambda: graph(batch)
 
