@@ -23,12 +23,12 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
 from benchmarks.inputs import data_folder
 from benchmarks.measure import Spread, ratios
+from benchmarks.pretrain import Watch
 from bertblocks import finetune
 from bertblocks.tasks.classification import Classify
 from bertblocks.tasks.evaluate import evaluate
@@ -74,15 +74,6 @@ def run_tasks(data: Path, scratch: Path, seeds: int) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------- speed
-
-
-class Watch(TrainerCallback):
-    """The time from the end of the first step to the end of the last."""
-
-    def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 1:
-            self.started = time.perf_counter()
-        self.seconds = time.perf_counter() - self.started
 
 
 def train_theirs(file: Path, scratch: Path) -> float:

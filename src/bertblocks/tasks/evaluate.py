@@ -149,7 +149,6 @@ def needle(
     depths: Sequence[float],
     samples: int = 20,
     data: str | Path | None = None,
-    on_cell: Callable[[int, float, float], None] = lambda length, depth, accuracy: None,
 ) -> Needle:
     """The long-context test of `bertblocks.tasks.needle`, by filling a mask or, without such a head, by embeddings."""
     predictor = Predictor(model, dtype=torch.float32)
@@ -174,7 +173,7 @@ def needle(
     def make(length: int, depth: float):
         return make_samples(tokenizer, words, mask, length, depth, samples, filler)
 
-    return run_needle(score, make, lengths, depths, 1 / len(words) if fills else 0.5, on_cell)
+    return run_needle(score, make, lengths, depths, 1 / len(words) if fills else 0.5)
 
 
 @torch.inference_mode()

@@ -127,7 +127,6 @@ def run_needle(
     lengths: Sequence[int],
     depths: Sequence[float],
     chance: float,
-    on_cell: Callable[[int, float, float], None] = lambda length, depth, accuracy: None,
 ) -> Needle:
     """Accuracy of `score`, which chooses a candidate for each sample, over a grid of lengths and depths."""
     accuracy = np.zeros((len(lengths), len(depths)))
@@ -136,5 +135,4 @@ def run_needle(
             samples = list(make(length, depth))
             right = np.array([sample.answer for sample in samples])
             accuracy[row, column] = float(np.mean(score(samples) == right))
-            on_cell(length, depth, accuracy[row, column])
     return Needle(list(lengths), list(depths), accuracy, chance)
