@@ -1,6 +1,7 @@
 """The operations with a faster form on CPUs: their numbers, their gradients, and where they step aside."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from bertblocks.blocks.activation import get_activation
 from bertblocks.blocks.linear import Linear, is_untouched
 from bertblocks.blocks.mlp import GLU, MLP
 from bertblocks.blocks.position import RotaryPosition
-from bertblocks.functions import cross_entropy, rotation
+from bertblocks.functions import attention, cross_entropy, rotation
 from bertblocks.functions import linear as linear_module
-from bertblocks.functions.attention import Piece, attend_pieces
+from bertblocks.functions.attention import Group, Piece, attend_pieces
+from bertblocks.functions.dropout import dropout
 from bertblocks.functions.linear import POST_OPERATIONS, OneDnnLinear, linear, runs_on_onednn
 from helpers import pad_ids, ragged_ids, tiny_config
 
@@ -141,24 +143,78 @@ def test_rope_in_half_precision_is_computed_in_fp32():
 # ---------------------------------------------------------------------- attention by pieces
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_attention_by_pieces_has_right_gradients(rows):
-    """Pieces that share keys, and rows taken together; a second gradient is refused."""
-    q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+def pieces_of_six_tokens(kind: str) -> list[Piece | Group]:
     mask = torch.randn(1, 3, 3, dtype=torch.float64)
-    everything = slice(0, 6)
-    if rows == 2:
-        pieces = [Piece(everything, everything, mask, rows=2)]
-    else:
-        pieces = [Piece(slice(0, 3), slice(0, 5)), Piece(slice(3, 6), slice(2, 5), mask)]
+    if kind == "shared keys":
+        return [Piece(slice(0, 3), slice(0, 5)), Piece(slice(3, 6), slice(2, 5), mask)]
+    if kind == "rectangle":
+        return [Group(slice(0, 6), rows=2, length=3, mask=mask)]
+    # a sequence of 2 and one of 3 tokens, then one of 1
+    hidden = torch.tensor([[0, 0, -math.inf], [0, 0, 0]], dtype=torch.float64)[:, None, None]
+    tokens, real = torch.tensor([0, 1, 1, 2, 3, 4]), torch.tensor([0, 1, 3, 4, 5])
+    return [Group(tokens, rows=2, length=3, mask=mask + hidden, real=real), Piece(slice(5, 6), slice(5, 6))]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["shared keys", "rectangle", "padded group"])
+def test_attention_by_pieces_has_right_gradients(kind, dropout, monkeypatch):
+    """Pieces that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
+    q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    pieces = pieces_of_six_tokens(kind)
 
     def attend(*qkv):
-        return attend_pieces(*qkv, pieces, 0.7)
+        torch.manual_seed(0)  # the same weights are dropped at every call
+        return attend_pieces(*qkv, pieces, 0.7, dropout)
 
-    assert torch.autograd.gradcheck(attend, (q, k, v))
+    for drawn_at_once in (1, 2**20):
+        monkeypatch.setattr(attention, "DRAWN_AT_ONCE", drawn_at_once)
+        assert torch.autograd.gradcheck(attend, (q, k, v))
     (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["shared keys", "rectangle", "padded group"])
+def test_dropout_of_pieces_drops_at_its_rate_and_keeps_the_mean(kind):
+    q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
+    pieces = pieces_of_six_tokens(kind)
+    expected = attend_pieces(q, k, v, pieces, 0.7)
+    draws = torch.stack([attend_pieces(q, k, v, pieces, 0.7, 0.3) for _ in range(4000)])
+    deviation = draws.std(dim=0) / math.sqrt(len(draws))
+    assert ((draws.mean(dim=0) - expected).abs() <= 5 * deviation).all()
+    if kind == "padded group":  # the last token sees itself alone: it is dropped or made 1 / 0.7 as large
+        is_kept = (draws[:, 5] != 0).all(dim=-1)
+        assert abs(is_kept.double().mean() - 0.7) < 0.03
+        torch.testing.assert_close(draws[:, 5][is_kept], (v[5] / 0.7).expand(4000, 2, 3)[is_kept], rtol=1e-4, atol=0)
+
+
+# ---------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.999])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, dtype):
+    x = torch.ones(1001, 301, dtype=dtype, requires_grad=True)
+    dropped = dropout(x, rate)
+    is_kept = dropped != 0
+    deviation = math.sqrt(rate * (1 - rate) / x.numel())
+    assert abs(is_kept.double().mean().item() - (1 - rate)) < 5 * deviation + 2**-16
+    expected = torch.full_like(x, 1 / (1 - rate))[is_kept]
+    # the rate is a multiple of 2^-16: near 1 that moves what is kept by up to a hundredth
+    torch.testing.assert_close(dropped[is_kept], expected, rtol=1e-2, atol=0)
+    # neighbours share a random word, and are dropped on their own all the same
+    pairs = is_kept.flatten()[:-1].view(-1, 2).double()
+    both = (1 - rate) ** 2
+    assert abs(pairs.prod(dim=1).mean().item() - both) < 5 * math.sqrt(both / len(pairs)) + 2**-16
+    (gradient,) = torch.autograd.grad(dropped.sum(), x)
+    assert torch.equal(gradient, dropped)
+
+
+def test_dropout_follows_the_seed_and_has_torch_s_ends():
+    x = torch.randn(37)
+    draws = [(torch.manual_seed(seed), dropout(x, 0.5))[1] for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+    assert torch.equal(dropout(x, 1.0), torch.zeros(37)) and torch.equal(dropout(x, 0.0), x)
 
 
 # ---------------------------------------------------------------------- masked-LM loss

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bertblocks.backends.base import AttentionBackend, AttentionPattern
 from bertblocks.backends.eager import EagerBackend
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import RMSNorm
 from bertblocks.blocks.position import BlockPosition
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
         self.scale = head_dim**-0.5
         self.dropout = dropout
-        self.out_dropout = nn.Dropout(out_dropout)
+        self.out_dropout = Dropout(out_dropout)
 
     def place(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Normalises queries and keys and gives them their positions."""

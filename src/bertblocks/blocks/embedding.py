@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import get_norm
 from bertblocks.blocks.position import EmbeddingPosition, get_embedding_position
@@ -62,7 +63,7 @@ class Embedding(nn.Module):
         self.token_type = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
         self.position = position
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.projection = projection
         self.token_dropout = token_dropout
 

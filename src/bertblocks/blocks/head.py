@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.blocks.activation import get_activation
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import get_norm
 from bertblocks.layout import SequenceLayout
@@ -89,7 +90,7 @@ class DenseHead(nn.Module):
         inner_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.inner = None if inner_size is None else Linear(hidden_size, inner_size, bias, role="head")
         self.dense = Linear(inner_size or hidden_size, out_size or hidden_size, bias, role="head")
         self.activation = get_activation(activation)

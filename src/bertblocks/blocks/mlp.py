@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.blocks.activation import get_activation
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear, is_untouched
 from bertblocks.functions.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
 from bertblocks.kernels import liger
@@ -47,8 +48,8 @@ class MLP(nn.Module):
         self.down = Linear(intermediate_size, hidden_size, out_bias, role="out")
         self.activation = get_activation(activation)
         self.activation_name = activation
-        self.dropout = nn.Dropout(dropout)
-        self.out_dropout = nn.Dropout(out_dropout)
+        self.dropout = Dropout(dropout)
+        self.out_dropout = Dropout(out_dropout)
         self.is_silu = activation in ("silu", "swish")
         self.kernel_backend = kernel_backend
 

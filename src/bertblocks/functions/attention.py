@@ -2,11 +2,12 @@
 
 On a 2-core Zen 4, 12 heads of 64, against one call of scaled_dot_product_attention: 1.5 to 1.8 times as fast for a
 sequence of 4 to 150 tokens, 1.1 to 1.2 up to 384. Pieces of one sequence may share keys, so a local layer is 64 queries
-at a time against the keys around them.
+at a time against the keys around them. Short sequences, whose calls cost more than their products, are one piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,104 +15,195 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bertblocks.functions.dropout import draw_factors
+
+#: Random numbers that dropout draws at a time: a call costs as much as several thousand of them.
+DRAWN_AT_ONCE = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Which tokens look at which: `rows` sequences of one length, or a part of one sequence."""
+    """A sequence or a part of one: which tokens look at which."""
 
     queries: slice
     keys: slice
-    #: What is added to the scores, `[rows * heads or 1, queries, keys]`.
+    #: What is added to the scores, `[heads or 1, queries, keys]`.
     mask: Tensor | None = None
-    rows: int = 1
     #: True for a sequence so long that torch's fused kernel wins; only without gradients.
     is_long: bool = False
 
     def num_scores(self, heads: int) -> int:
         queries, keys = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
-        return 0 if self.is_long else heads * queries * keys // self.rows
+        return 0 if self.is_long else heads * queries * keys
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """`[tokens, heads, d]` -> `[heads, queries, d]`; alike below."""
+        return x[self.queries].transpose(0, 1)
+
+    of_gradients = of_queries
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return x[self.keys].transpose(0, 1)
+
+    def put(self, into: Tensor, values: Tensor) -> None:
+        into[self.queries] = values.transpose(0, 1)
+
+    def add_keys(self, into: Tensor, values: Tensor) -> None:
+        into[self.keys] += values.transpose(0, 1)
+
+    def scores(self, queries: Tensor, keys: Tensor, scale: float, out: Tensor) -> Tensor:
+        before = out if self.mask is None else self.mask.expand(out.shape)
+        return torch.baddbmm(before, queries, keys.transpose(1, 2), beta=self.mask is not None, alpha=scale, out=out)
 
 
-def attend_pieces(q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Several short sequences as rows of one length, each looking at itself."""
+
+    #: Of every slot of the rows; slots of padding repeat some token.
+    tokens: slice | Tensor
+    rows: int
+    length: int
+    #: What is added to the scores, broadcast to `[rows, heads, length, length]`; hides padding from everyone.
+    mask: Tensor | None = None
+    #: The slots that are no padding; None for all.
+    real: Tensor | None = None
+
+    def num_scores(self, heads: int) -> int:
+        return self.rows * heads * self.length**2
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """`[tokens, heads, d]` -> `[rows * heads, length, d]`; alike below."""
+        return x[self.tokens].unflatten(0, (self.rows, self.length)).transpose(1, 2).flatten(0, 1)
+
+    of_keys = of_queries
+
+    def of_gradients(self, x: Tensor) -> Tensor:
+        """Padding has no gradient."""
+        if self.real is None:
+            return self.of_queries(x)
+        slots = x.new_zeros(self.rows * self.length, *x.shape[1:])
+        slots[self.real] = x[self.tokens[self.real]]  # type: ignore[index]
+        return slots.unflatten(0, (self.rows, self.length)).transpose(1, 2).flatten(0, 1)
+
+    def put(self, into: Tensor, values: Tensor) -> None:
+        slots = values.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
+        if self.real is None:
+            into[self.tokens] = slots
+        else:
+            into[self.tokens[self.real]] = slots[self.real]  # type: ignore[index]
+
+    # the tokens of a group are in no other piece
+    add_keys = put
+
+    def scores(self, queries: Tensor, keys: Tensor, scale: float, out: Tensor) -> Tensor:
+        torch.baddbmm(out, queries, keys.transpose(1, 2), beta=0, alpha=scale, out=out)
+        if self.mask is not None:
+            out.unflatten(0, (self.rows, -1)).add_(self.mask)
+        return out
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Which weights are dropped: the same ones again for the same seed, so that none has to be remembered."""
+
+    rate: float
+    seed: int
+
+    def masks(self, q: Tensor, pieces: Sequence[Piece | Group]) -> Callable[[Tensor], Tensor]:
+        """What gives the factors of the weights of each piece in turn."""
+        generator = torch.Generator().manual_seed(self.seed)
+        counts = [piece.num_scores(q.shape[1]) for piece in pieces]
+        left, drawn = sum(counts), q.new_empty(0)
+        buffer = q.new_empty(min(left, max(DRAWN_AT_ONCE, *counts)))
+
+        def factors(weights: Tensor) -> Tensor:
+            nonlocal left, drawn
+            if len(drawn) < weights.numel():
+                drawn = draw_factors(buffer[:left], self.rate, generator)
+            mine, drawn = drawn.split((weights.numel(), len(drawn) - weights.numel()))
+            left -= weights.numel()
+            return mine.view(weights.shape)
+
+        return factors
+
+
+def attend_pieces(
+    q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[Piece | Group], scale: float, dropout_rate: float = 0.0
+) -> Tensor:
     """Values for the queries of all pieces, which together are all tokens; q, k and v are `[tokens, heads, d]`."""
+    dropout = Dropout(dropout_rate, int(torch.randint(2**62, ()))) if dropout_rate else None
     if torch.is_grad_enabled():
-        return PieceAttention.apply(q, k, v, pieces, scale)
-    return _attend(q, k, v, pieces, scale)
+        return PieceAttention.apply(q, k, v, pieces, scale, dropout)
+    return _attend(q, k, v, pieces, scale, dropout)
 
 
 class PieceAttention(torch.autograd.Function):
     """`attend_pieces` with gradients; weights are computed again on the way back, so memory is linear in tokens."""
 
     @staticmethod
-    def forward(ctx, q, k, v, pieces, scale):  # type: ignore[override]
-        out = _attend(q, k, v, pieces, scale)
+    def forward(ctx, q, k, v, pieces, scale, dropout):  # type: ignore[override]
+        out = _attend(q, k, v, pieces, scale, dropout)
         ctx.save_for_backward(q, k, v, out)
-        ctx.pieces, ctx.scale = pieces, scale
+        ctx.pieces, ctx.scale, ctx.dropout = pieces, scale, dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[override]
         q, k, v, out = ctx.saved_tensors
-        scale, heads = ctx.scale, q.shape[1]
         weights_buffer, scores_buffer = (_buffer(q, ctx.pieces) for _ in range(2))
+        factors = ctx.dropout.masks(q, ctx.pieces) if ctx.dropout else None
         q_gradient = torch.empty(q.shape, dtype=q.dtype)
         k_gradient, v_gradient = (torch.zeros(k.shape, dtype=k.dtype) for _ in range(2))
         for piece in ctx.pieces:
-            keys, values = _by_head(k, piece.keys, piece.rows), _by_head(v, piece.keys, piece.rows)
-            queries, above, result = (_by_head(x, piece.queries, piece.rows) for x in (q, gradient, out))
-            weights = _weights(queries, keys, piece.mask, scale, weights_buffer)
-            _by_token(v_gradient, piece.keys, piece.rows).add_(_tokens(weights.transpose(1, 2) @ above, heads))
+            queries, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
+            above, result = piece.of_gradients(gradient), piece.of_queries(out)
+            weights = _weights(piece, queries, keys, ctx.scale, weights_buffer)
             scores = torch.bmm(above, values.transpose(1, 2), out=_view(scores_buffer, weights.shape))
-            scores.sub_((above * result).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-            _by_token(q_gradient, piece.queries, piece.rows).copy_(_tokens(scores @ keys, heads))
-            _by_token(k_gradient, piece.keys, piece.rows).add_(_tokens(scores.transpose(1, 2) @ queries, heads))
-        return q_gradient, k_gradient, v_gradient, None, None
+            kept = weights
+            if factors is not None:
+                mask = factors(weights)
+                scores.mul_(mask)
+                kept = weights * mask
+            piece.add_keys(v_gradient, kept.transpose(1, 2) @ above)
+            scores.sub_((above * result).sum(dim=-1, keepdim=True)).mul_(weights).mul_(ctx.scale)
+            piece.put(q_gradient, scores @ keys)
+            piece.add_keys(k_gradient, scores.transpose(1, 2) @ queries)
+        return q_gradient, k_gradient, v_gradient, None, None, None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[Piece | Group], scale: float, dropout: Dropout | None
+) -> Tensor:
     buffer = _buffer(q, pieces)
+    factors = dropout.masks(q, pieces) if dropout else None
     out = torch.empty(q.shape, dtype=q.dtype)
     for piece in pieces:
-        queries = _by_head(q, piece.queries, piece.rows)
-        keys, values = _by_head(k, piece.keys, piece.rows), _by_head(v, piece.keys, piece.rows)
-        if piece.is_long:
+        queries, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
+        if isinstance(piece, Piece) and piece.is_long:
             # the kernel reads keys and values many times over: 1.03 times as fast from one piece of memory
             keys, values = keys.contiguous(), values.contiguous()
-            attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], scale=scale)[0]
+            rate = dropout.rate if dropout else 0.0
+            attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], None, rate, scale=scale)
+            attended = attended[0]
         else:
-            attended = torch.bmm(_weights(queries, keys, piece.mask, scale, buffer), values)
-        _by_token(out, piece.queries, piece.rows).copy_(_tokens(attended, q.shape[1]))
+            weights = _weights(piece, queries, keys, scale, buffer)
+            attended = torch.bmm(weights if factors is None else weights.mul_(factors(weights)), values)
+        piece.put(out, attended)
     return out
 
 
-def _weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scale: float, buffer: Tensor) -> Tensor:
+def _weights(piece: Piece | Group, queries: Tensor, keys: Tensor, scale: float, buffer: Tensor) -> Tensor:
     """softmax(scale q k^T + mask) in the buffer."""
-    weights = _view(buffer, (queries.shape[0], queries.shape[1], keys.shape[1]))
-    before = weights if mask is None else mask.expand(weights.shape)
-    torch.baddbmm(before, queries, keys.transpose(1, 2), beta=0 if mask is None else 1, alpha=scale, out=weights)
-    return torch.softmax(weights, dim=-1, out=weights)
+    scores = piece.scores(queries, keys, scale, _view(buffer, (*queries.shape[:2], keys.shape[1])))
+    return torch.softmax(scores, dim=-1, out=scores)
 
 
-def _buffer(q: Tensor, pieces: list[Piece]) -> Tensor:
+def _buffer(q: Tensor, pieces: Sequence[Piece | Group]) -> Tensor:
     """Room for the scores of the largest piece: fresh memory for each would cost more than the products in it."""
     return q.new_empty(max(piece.num_scores(q.shape[1]) for piece in pieces))
 
 
 def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
     return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
-
-
-def _by_token(x: Tensor, tokens: slice, rows: int) -> Tensor:
-    """`[rows, heads, length, d]`, a view of `[tokens, heads, d]`."""
-    return x[tokens].unflatten(0, (rows, -1)).transpose(1, 2)
-
-
-def _by_head(x: Tensor, tokens: slice, rows: int) -> Tensor:
-    """`[rows * heads, length, d]`, a view for a single row."""
-    return _by_token(x, tokens, rows).flatten(0, 1)
-
-
-def _tokens(x: Tensor, heads: int) -> Tensor:
-    """`[rows * heads, length, d]` -> `[rows, heads, length, d]`."""
-    return x.unflatten(0, (-1, heads))

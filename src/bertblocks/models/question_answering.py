@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.head import get_classifier_head
 from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
@@ -33,7 +34,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.model = BertBlocksModel(config, add_pooler=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.dropout = nn.Dropout(config.qa_dropout)
+        self.dropout = Dropout(config.qa_dropout)
         self.spans = Linear(config.hidden_size, 2, config.classifier_bias, role="classifier")
         self.post_init()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.head import get_classifier_head, pool
 from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
@@ -34,7 +35,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = BertBlocksModel(config, add_pooler=config.classifier_head == "pooler")
         self.classifier_head = get_classifier_head(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.dropout = Dropout(config.classifier_dropout)
         self.classifier = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
+from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.head import get_classifier_head
 from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
@@ -33,7 +34,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = BertBlocksModel(config, add_pooler=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.dropout = nn.Dropout(config.token_classifier_dropout)
+        self.dropout = Dropout(config.token_classifier_dropout)
         self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
 
