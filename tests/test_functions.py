@@ -213,8 +213,10 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, dtype):
 def test_dropout_follows_the_seed_and_has_torch_s_ends():
     x = torch.randn(37)
     draws = [(torch.manual_seed(seed), dropout(x, 0.5))[1] for seed in (0, 0, 1)]
-    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
-    assert torch.equal(dropout(x, 1.0), torch.zeros(37)) and torch.equal(dropout(x, 0.0), x)
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(dropout(x, 1.0), torch.zeros(37))
+    assert torch.equal(dropout(x, 0.0), x)
 
 
 # ---------------------------------------------------------------------- masked-LM loss
