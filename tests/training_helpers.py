@@ -14,7 +14,7 @@ from rich.console import Console
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
 from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.objectives import MaskedLanguageModeling
-from bertblocks.training.distributed import World, join, leave
+from bertblocks.training.distributed import World, join
 from bertblocks.training.evaluate import HeldOut
 from bertblocks.training.loop import Outcome, Selection, Trainer
 from bertblocks.training.optimizers import get_optimizers
@@ -110,7 +110,6 @@ def main() -> None:
     for run in " ".join(sys.argv[1:]).split(" -- "):
         folder, *overrides = run.split()
         train(Path(folder), *overrides, world=world)
-    leave()
 
 
 if __name__ == "__main__":

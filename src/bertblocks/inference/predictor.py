@@ -293,7 +293,8 @@ def _prepare(
         if int8:
             raise ValueError(f"dtype is {dtype}; int8 goes with float32.")
         dtype = None
-    model = model.to(device=device, dtype=None if is_int8 else dtype)  # type: ignore[call-overload]
+    if device is not None or dtype is not None:  # a move that changes nothing would undo what FSDP has gathered
+        model = model.to(device=device, dtype=None if is_int8 else dtype)  # type: ignore[call-overload]
     if int8 and not is_int8:
         model = model.float().quantize("int8")
     return model.eval()

@@ -55,6 +55,8 @@ class Embed(FineTuneTask):
     def __init__(self, settings: EmbedSettings) -> None:
         super().__init__(settings)
         self.is_scored = False
+        #: The scores that are learned as cosines of 0 and 1.
+        self.scale: tuple[float, float] | None = None
 
     @property
     def metric(self) -> str:
@@ -70,7 +72,13 @@ class Embed(FineTuneTask):
             needs = "no column of scores" if self.is_scored else "a column of scores, label=COLUMN"
             raise DataError(f"{source}: loss is {settings.loss!r}, which takes {needs}.")
         self.notes.append(f"{source}: {len(records):,} rows, {write_columns(columns, records)}")
-        return read_examples(records, columns)
+        examples = read_examples(records, columns)
+        if settings.loss == "cosine" and self.scale is None:
+            self.scale = _find_scale(examples, source)
+            if self.scale != (0, 1):
+                low, high = self.scale
+                self.notes.append(f"scores from {low:g} to {high:g} are learned as cosines from 0 to 1")
+        return examples
 
     def features(
         self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
@@ -113,8 +121,9 @@ class Embed(FineTuneTask):
         if bool(scores.isnan().any()):
             return contrast(parts)
         similarities = (parts[0] * parts[1]).sum(-1)
-        if self.settings.loss == "cosine":
-            return F.mse_loss(similarities, scores)
+        if self.scale is not None:
+            low, high = self.scale
+            return F.mse_loss(similarities, (scores - low) / (high - low))
         return cosent(gather(similarities), gather(scores))
 
     def evaluate(self, predictor: Predictor, examples: Sequence[EmbeddingExample]) -> Evaluated:
@@ -168,6 +177,14 @@ def read_examples(records: Records, columns: Mapping[str, str]) -> list[Embeddin
             raise DataError(f"{place}: the score is {score!r}; it must be a number.")
         examples.append(EmbeddingExample(texts, None if score is None else float(score), place))
     return examples
+
+
+def _find_scale(examples: Sequence[EmbeddingExample], source: str | Path) -> tuple[float, float]:
+    """The lowest and the highest score, unless all are cosines already."""
+    scores = [example.score for example in examples if example.score is not None]
+    if min(scores) == max(scores):
+        raise DataError(f"{source}: all scores are {scores[0]:g}; loss=cosine needs texts that are closer than others.")
+    return (0, 1) if min(scores) >= -1 and max(scores) <= 1 else (min(scores), max(scores))
 
 
 def embed(model: nn.Module, batch: FeatureBatch, pooling: str) -> Tensor:

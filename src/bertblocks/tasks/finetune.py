@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.data.hashing import combine, permute
@@ -34,13 +35,13 @@ from bertblocks.tasks.tagging import Tag
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.training.amounts import Amount
 from bertblocks.training.checkpoints import write_json
-from bertblocks.training.distributed import World, join, leave
+from bertblocks.training.distributed import World, join
 from bertblocks.training.loop import Selection, Trainer
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe_files import read_section
 from bertblocks.training.schedules import factor
 from bertblocks.training.sections import Constant, Cosine, Linear
-from bertblocks.training.state import restore
+from bertblocks.training.state import Snapshot, restore
 from bertblocks.training.task import Task
 from bertblocks.training.trackers import get_trackers
 
@@ -91,19 +92,21 @@ def finetune(
     console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_first))
     request: dict[str, Any] = {"task": task, "model": str(model), "train": str(train)}
     request |= {"eval": None if eval is None else str(eval), "settings": chosen.model_dump()}
-    try:
-        world.first_does(lambda: _claim(folder, request, overwrite))
-        seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-        runs = []
-        for seed in seeds:
-            place = folder if chosen.seeds == 1 else folder / f"seed-{seed}"
-            one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), place, world, console)
-            runs.append(one.train(model, train, eval))
-            if runs[-1].signal is not None:
-                return runs[-1]
-        return runs[0] if len(runs) == 1 else _summarize(runs, folder, world)
-    finally:
-        leave()
+    if task == "embed" and chosen.batch_size % world.size:
+        raise ValueError(
+            f"batch_size is {chosen.batch_size}; embed compares the texts of all {world.size} processes, each with "
+            f"equally many: it must be a multiple of {world.size}."
+        )
+    world.first_does(lambda: _claim(folder, request, overwrite))
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    runs = []
+    for seed in seeds:
+        place = folder if chosen.seeds == 1 else folder / f"seed-{seed}"
+        one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), place, world, console)
+        runs.append(one.train(model, train, eval))
+        if runs[-1].signal is not None:
+            return runs[-1]
+    return runs[0] if len(runs) == 1 else _summarize(runs, folder, world)
 
 
 def _claim(folder: Path, request: dict[str, Any], overwrite: bool) -> None:
@@ -170,9 +173,11 @@ class _Run:
             )
         torch.manual_seed(settings.seed)
         started = start_model(source, task)
+        model, tokenizer = started.model, started.tokenizer
         if isinstance(task, Embed):
             task.pooling = task.settings.pooling or started.pooling
-        model, tokenizer = started.model, started.tokenizer
+            if model.pooler is not None:
+                model.pooler.requires_grad_(False)  # it has no part in embeddings
         max_length = min(settings.max_length or task.default_length, started.longest)
         features = task.features(examples, TextTokenizer(tokenizer), max_length)
         self._say_notes()
@@ -199,8 +204,19 @@ class _Run:
         with trainer.weights_in_use():
             evaluated = plan.evaluate_fully(trained)
             result = FineTuned(self.folder, task.metric, evaluated.scores, [evaluated.scores], {})
-            world.first_does(lambda: self._write(trained, plan, evaluated, result))
+            plain = self._in_one_piece(trained, source)
+            world.first_does(lambda: self._write(plain, plan, evaluated, result))
         return result
+
+    def _in_one_piece(self, trained: nn.Module, source: str | Path) -> nn.Module:
+        """The model itself, or for one that processes hold in parts a whole copy; all of them must ask together."""
+        if not isinstance(trained, FSDPModule):
+            return trained
+        weights = Snapshot(trained, [], None).weights
+        fresh = start_model(source, self.task).model
+        copy = add_lora(fresh, self.settings.lora_rank) if self.settings.lora_rank else fresh
+        copy.load_state_dict(weights, strict=False)  # tied weights are there once
+        return copy
 
     def _write(self, trained: nn.Module, plan: _Plan, evaluated: Evaluated, result: FineTuned) -> None:
         """The model first, and last the file that makes the run complete."""
@@ -302,4 +318,4 @@ class _Plan(Task):
 
 
 def _default_epochs(examples: int) -> int:
-    return 3 if examples >= 50_000 else 5 if examples >= 5_000 else 10
+    return 3 if examples >= 50_000 else 4 if examples >= 5_000 else 10

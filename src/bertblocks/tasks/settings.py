@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bertblocks.training.sections import Checkpoints, Count, Evaluation, Positive, Run, Section, Share
 
@@ -127,6 +127,15 @@ class EmbedSettings(FineTuneSettings):
     """None: contrast within the batch for pairs and triplets, CoSENT for scored pairs."""
     dimensions: list[Count] = []
     """Prefixes of the embedding that are trained along with the whole (Matryoshka)."""
+
+    @field_validator("micro_batch_size")
+    @classmethod
+    def _refuse_parts(cls, value: int | None) -> None:
+        if value is not None:
+            raise ValueError(
+                f"is {value}; embed compares all texts of a batch with each other, so it cannot be taken in parts. "
+                "gradient_checkpointing=true saves memory"
+            )
 
 
 #: By task.

@@ -6,6 +6,7 @@ model; under FSDP2 each has a shard of every tensor.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Sequence
@@ -77,10 +78,11 @@ def join(device: str = "auto") -> World:
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+        atexit.register(_leave)  # a program may train several times, and processes can join but once
     return World(dist.get_rank() if size > 1 else 0, size, place)
 
 
-def leave() -> None:
+def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -111,6 +113,12 @@ def gradients_shared(model: nn.Module, is_last: bool):
             yield
     else:
         yield
+
+
+def take_whole(model: nn.Module) -> None:
+    """Gathers the weights that a sharded model has outside of its layers, for calls of other methods than forward."""
+    if isinstance(model, FSDPModule):
+        model.unshard()
 
 
 def give_back(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from bertblocks.data.hashing import combine
 from bertblocks.families.files import save_tensors
 from bertblocks.training.checkpoints import CheckpointFolder
-from bertblocks.training.distributed import World, give_back, gradients_shared, share_model, whole
+from bertblocks.training.distributed import World, give_back, gradients_shared, share_model, take_whole, whole
 from bertblocks.training.ema import RunningMean
 from bertblocks.training.metrics import MetricsFile
 from bertblocks.training.precision import autocast, choose_precision
@@ -295,6 +295,7 @@ class Trainer:
         """The model as it is to be used: in evaluation mode, with its running mean if it has one."""
         self.model.eval()
         with torch.no_grad(), self.ema.in_place() if self.ema else contextlib.nullcontext():
+            take_whole(self.model)
             yield
             give_back(self.model)
 

@@ -15,7 +15,7 @@ from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.numerics import flushed_denormals
 from bertblocks.training.build import build_model, build_objectives
 from bertblocks.training.checkpoints import write_json
-from bertblocks.training.distributed import World, join, leave
+from bertblocks.training.distributed import World, join
 from bertblocks.training.evaluate import FilledMask, HeldOut, Unigram, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
 from bertblocks.training.optimizers import get_optimizers
@@ -59,15 +59,7 @@ class Pretrained:
 @flushed_denormals()
 def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
     """Runs a recipe in its folder, or continues the run that is there."""
-    world = join(recipe.run.device)
-    try:
-        return _pretrain(recipe, world, console or Console())
-    finally:
-        leave()
-
-
-def _pretrain(recipe: Recipe, world: World, console: Console) -> Pretrained:
-    folder = recipe.folder
+    world, console, folder = join(recipe.run.device), console or Console(), recipe.folder
     trackers = get_trackers(recipe.run.trackers if world.is_first else [], folder, recipe.name)
     progress = Progress(console, is_shown=world.is_first)
     world.first_does(lambda: claim_folder(recipe))
