@@ -17,7 +17,7 @@ class FineTuneSettings(Section):
     batch_size: Count = 32
     """Examples of a step, whatever the number of processes."""
     learning_rate: Positive | None = None
-    """The highest one. None: by the size of the model, from 2e-4 for the smallest to 3e-5 for the largest."""
+    """The highest one. None: by the size of the model, from 2.5e-4 for the smallest to 3e-5 for the largest."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     warmup: Share = 0.1
     """The share of steps in which the learning rate rises."""

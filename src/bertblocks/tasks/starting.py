@@ -23,7 +23,7 @@ from bertblocks.models.base import HEAD_PARTS
 from bertblocks.tasks.base import FineTuneTask
 
 #: Learning rates by the number of weights inside layers: small models learn faster. Published ones lie near these.
-LEARNING_RATES = ((15e6, 1.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
+LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
