@@ -68,6 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of every model (as each workload says; quick: 2)")
     parser.add_argument("--data", type=Path, help="folder of real texts: stsb/, banking77/, xquad/")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder of results")
+    parser.add_argument("--resume", action="store_true", help="go on with the same command, which was interrupted")
     parser.add_argument("--write-docs", action="store_true", help="make docs/performance.md of this run")
     return parser.parse_args(arguments)
 
@@ -85,21 +86,39 @@ def select(patterns: Sequence[str]) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def run_all(names: Sequence[str], settings: Settings, with_memory: bool) -> dict[str, Any]:
-    """Results by group; each workload's table is printed when it is done."""
-    run: dict[str, Any] = {group: {} for group in GROUPS} | {study: {} for study in STUDIES}
+def empty_run(command: str) -> dict[str, Any]:
+    groups: dict[str, Any] = {group: {} for group in GROUPS} | {study: {} for study in STUDIES}
+    return groups | {"command": command, "minutes": 0.0}
+
+
+def continued_run(file: Path, command: str) -> dict[str, Any]:
+    """The results of the same command that was interrupted."""
+    if not file.is_file():
+        raise SystemExit(f"--resume: {file} does not exist, so there is nothing to go on with.")
+    run = json.loads(file.read_text(encoding="utf-8"))
+    if run["command"] != command:
+        raise SystemExit(f"--resume: {file} is of `{run['command']}`, and this is `{command}`.")
+    return run
+
+
+def run_all(names: Sequence[str], settings: Settings, with_memory: bool, run: dict[str, Any], file: Path) -> None:
+    """Adds the results that are not in `run` yet; each is printed and written when it is there."""
     for name in names:
+        group = next((group for group, members in GROUPS.items() if name in members), None)
+        if run[name] if group is None else name in run[group]:
+            continue
         start = time.perf_counter()
         with console.status(name):
-            if name in STUDIES:
+            if group is None:
                 run[name] = STUDIES[name](settings)
             else:
-                group = next(group for group, members in GROUPS.items() if name in members)
                 run[group][name] = run_one(name, GROUPS[group][name], settings, with_memory)
                 if group == "rows":
                     console.print(workload_sheet(run[group][name]).to_rich())
-        console.print(f"[dim]{name}: {time.perf_counter() - start:.0f} s[/dim]")
-    return run
+        seconds = time.perf_counter() - start
+        run["minutes"] = round(run["minutes"] + seconds / 60, 2)
+        file.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        console.print(f"[dim]{name}: {seconds:.0f} s[/dim]")
 
 
 def run_one(name: str, build: catalogue.Builder, settings: Settings, with_memory: bool) -> dict[str, Any]:
@@ -136,7 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    start = time.perf_counter()
+    options.output.mkdir(parents=True, exist_ok=True)
+    file, command = options.output / "bench.json", shown_command(options)
+    run = continued_run(file, command) if options.resume else empty_run(command)
+    run |= {"machine": describe_machine() | {"threads": options.threads}, "versions": describe_versions()}
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(
             options.rounds or (3 if options.quick else 7),
@@ -147,13 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             data_folder(options.data),
             QUICK_TEXTS if options.quick else 1000,
         )
-        run = run_all(names, settings, with_memory=can_measure_memory() and not options.quick)
-    run |= {
-        "machine": describe_machine() | {"threads": options.threads},
-        "versions": describe_versions(),
-        "command": shown_command(options),
-        "minutes": round((time.perf_counter() - start) / 60, 1),
-    }
+        run_all(names, settings, can_measure_memory() and not options.quick, run, file)
     finish(run, options)
     for failed in disagreeing(run):
         console.print(f"[red]Results differ from the reference, so it was not timed: {failed}[/red]")
@@ -169,13 +185,11 @@ def shown_command(options: argparse.Namespace) -> str:
 
 
 def finish(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """Prints what goes beyond single workloads, and writes the files."""
+    """Prints what goes beyond single workloads, and writes the picture and the page."""
     for sheet in study_sheets(run):
         console.print(sheet.to_rich())
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "bench.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     (options.output / "bench.svg").write_text(draw(run), encoding="utf-8")
-    console.print(f"Wrote bench.json and bench.svg to {options.output}; {run['minutes']} minutes in all.")
+    console.print(f"Wrote bench.json and bench.svg to {options.output}; {run['minutes']:.1f} minutes in all.")
     if options.write_docs:
         for suffix in ("json", "svg"):
             shutil.copyfile(options.output / f"bench.{suffix}", ROOT / "docs" / f"performance.{suffix}")

@@ -143,7 +143,7 @@ def machine_section(run: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     return (
         f"## This run\n\n- Machine: {machine}\n- Versions: {versions}\n- Command: `{run['command']}`, "
-        f"{run['minutes']} minutes\n"
+        f"{run['minutes']:.1f} minutes\n"
     )
 
 

@@ -204,3 +204,29 @@ def test_a_tiny_run_prints_and_writes(tmp_path, capsys):
     picture = (tmp_path / "bench.svg").read_text(encoding="utf-8")
     assert picture == draw(results)
     assert picture.count("<polyline") == 2
+
+
+def test_an_interrupted_run_keeps_its_results_and_goes_on(tmp_path, monkeypatch, capsys):
+    options = ["--only", "sweep-bert-[12]x8", "--layers", "1", "--rounds", "1", "--threads", "1"]
+    options += ["--output", str(tmp_path)]
+    run_one, started = command.run_one, []
+
+    def interrupted(name, *rest):
+        started.append(name)
+        if name == "sweep-bert-2x8" and len(started) == 2:
+            raise KeyboardInterrupt
+        return run_one(name, *rest)
+
+    monkeypatch.setattr(command, "run_one", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(options)
+    before = json.loads((tmp_path / "bench.json").read_text())["shapes"]
+    assert list(before) == ["sweep-bert-1x8"]
+    assert command.main([*options, "--resume"]) == 0
+    after = json.loads((tmp_path / "bench.json").read_text())["shapes"]
+    assert started == ["sweep-bert-1x8", "sweep-bert-2x8", "sweep-bert-2x8"]
+    assert after["sweep-bert-1x8"] == before["sweep-bert-1x8"]
+    with pytest.raises(SystemExit, match=r"--resume: .* is of `python -m benchmarks"):
+        command.main([*options, "--seconds", "1", "--resume"])
+    with pytest.raises(SystemExit, match="nothing to go on with"):
+        command.main([*options, "--resume", "--output", str(tmp_path / "other")])

@@ -48,14 +48,21 @@ def folder(tmp_path_factory) -> Path:
             train(home(folder, name), "run.checkpoints.every=12")
             take_back(home(folder, name))
         runs.append(" ".join([str(home(folder, name)), *overrides]))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        str(HERE / "training_helpers.py"), *" -- ".join(runs).split(),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch([], " -- ".join(runs).split())
     return folder
+
+
+def launch(options: list[str], arguments: list[str], **environment: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    done = subprocess.run(
+        [*command, str(HERE / "training_helpers.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def curve(folder: Path) -> list[float]:
@@ -84,3 +91,13 @@ def test_a_sharded_run_continues_alone(folder, tmp_path):
     take_back(sharded)
     train(sharded)
     assert_same(sharded, tmp_path)
+
+
+def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path):
+    """torchrun ends and restarts all processes when one dies; they find the checkpoint by themselves."""
+    train(tmp_path / "alone")
+    launch(["--max-restarts=1"], [str(tmp_path / "killed")], DIE_AT_STEP="10")
+    assert_same(tmp_path / "killed", tmp_path / "alone")
+    assert [line["step"] for line in read_metrics(tmp_path / "killed" / "metrics.jsonl") if "loss" in line] == [
+        *range(1, 25)
+    ]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 
 import pytest
 import torch
@@ -218,3 +219,13 @@ def test_every_item_is_in_one_micro_batch(size, most):
 def test_too_few_items_for_the_processes():
     with pytest.raises(ValueError, match="2 items for 3 processes"):
         split([1, 2], World(0, 3, torch.device("cpu")), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_layers_train_as_plain_ones(tmp_path):
+    curves = []
+    for value in ("false", "true"):
+        train(tmp_path / value, f"run.compile={value}")
+        curves.append([line["loss"] for line in read_metrics(tmp_path / value / "metrics.jsonl") if "loss" in line])
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)

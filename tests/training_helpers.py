@@ -19,6 +19,7 @@ from bertblocks.training.evaluate import HeldOut
 from bertblocks.training.loop import Outcome, Selection, Trainer
 from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.prefetch import Prepared
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
 
@@ -103,10 +104,27 @@ def die_at_flush(number: int) -> None:
     os.fsync = fsync
 
 
+def die_at_step(number: int) -> None:
+    """This process is killed, for real, when it comes to a step."""
+    step = Trainer._step
+
+    def run(self: Trainer, prepared: Prepared) -> None:
+        if prepared.step == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, prepared)
+
+    Trainer._step = run
+
+
 def main() -> None:
-    """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun."""
+    """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun.
+
+    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again.
+    """
     torch.set_num_threads(1)
     world = join("cpu")
+    if "DIE_AT_STEP" in os.environ and world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        die_at_step(int(os.environ["DIE_AT_STEP"]))
     for run in " ".join(sys.argv[1:]).split(" -- "):
         folder, *overrides = run.split()
         train(Path(folder), *overrides, world=world)
