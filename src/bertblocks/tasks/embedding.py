@@ -136,10 +136,9 @@ class Embed(FineTuneTask):
         if self.is_scored:
             scores = np.array([example.score for example in examples], dtype=np.float64)
             similarities = (first * second).sum(axis=1)
-            return Evaluated(
-                regression_scores(scores, similarities),
-                lambda i: regression_scores(scores[i], similarities[i])["spearman"],
-            )
+            correlations = regression_scores(scores, similarities)
+            del correlations["mse"]  # cosines and scores have different scales
+            return Evaluated(correlations, lambda i: regression_scores(scores[i], similarities[i])["spearman"])
         return _score_retrieval(examples, vectors, place)
 
 

@@ -111,7 +111,7 @@ class AnswerSettings(FineTuneSettings):
     """Tokens from the start of one window of a long passage to the start of the next."""
     max_answer_tokens: Count = 30
     no_answer_threshold: float = 0.0
-    """An answer is given if its score is above that of no answer by more than this."""
+    """There is no answer where the score of none is above that of the best one by more than this."""
 
 
 class EmbedSettings(FineTuneSettings):
