@@ -121,6 +121,16 @@ def test_int8_and_threads(folders):
 # ---------------------------------------------------------------------- files
 
 
+def test_a_named_column_does_not_change_the_order_of_a_pair(folders, tmp_path):
+    table = tmp_path / "pairs.csv"
+    table.write_text("text,second\nplain,words\n")
+    found = run_json("classify", folders["classify"], "--file", table, "--column", "text_pair=second")
+    assert [row["text"] for row in found] == [["plain", "words"]]
+    questions = tmp_path / "questions.json"
+    questions.write_text('[{"question": "plain?", "context": "two words"}]')
+    assert run_json("answer", folders["answer"], "--file", questions)[0]["question"] == "plain?"
+
+
 def test_files_of_every_kind(folders, tmp_path):
     lines = tmp_path / "texts.txt"
     lines.write_text("plain words\n\ntwo\n")

@@ -426,8 +426,14 @@ def test_pairs_keep_their_first_text_whole(tokenizer):
     for piece in pieces:
         assert len(piece.framed.ids) <= 32
         assert piece.framed.ids[1 : 1 + len(first.ids)] == first.ids
+    # a first text that leaves no room is cut as in training, unless it is a question
+    long = fitter.fit_pair(second, first, 0)
+    assert [piece.framed.ids for piece in long] == [
+        tokenizer(LONG, "plain words", truncation="only_first", max_length=32)["input_ids"]
+    ]
+    assert all(len(piece.framed.ids) <= 32 for piece in fitter.fit_pair(second, second, 0))
     with pytest.raises(ValueError, match=r"Pair 3 has .* leaves no room beside the first text"):
-        fitter.fit_pair(second, second, 3)
+        fitter.fit_pair(second, second, 3, cut_first=False)
     cut = Fitter(TextTokenizer(tokenizer), 32, "truncate", None).fit_pair(second, first, 0)[0].framed.ids
     assert cut == tokenizer(LONG, "plain words", truncation="longest_first", max_length=32)["input_ids"]
 

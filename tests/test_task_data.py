@@ -13,6 +13,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from bertblocks.tasks.columns import choose_columns
 from bertblocks.tasks.conll import read_conll
+from bertblocks.tasks.labels import find_labels, split_labels
 from bertblocks.tasks.records import DataError, Records, read_records
 from bertblocks.tasks.schemes import entities, find_scheme, to_bio, write_tags
 from bertblocks.tasks.squad import read_questions
@@ -75,7 +76,11 @@ def test_headers_are_found(tmp_path):
 def test_columns_are_guessed_by_name_then_by_content():
     def choose(columns, rows, **given):
         table = Records(
-            "t.csv", columns, [dict(zip(columns, row, strict=True)) for row in rows], list(range(len(rows)))
+            "t.csv",
+            columns,
+            [dict(zip(columns, row, strict=True)) for row in rows],
+            list(range(len(rows))),
+            has_header=not columns[0].startswith("column"),
         )
         return choose_columns(table, ["text", "label"], ["text_pair"], given)
 
@@ -86,6 +91,10 @@ def test_columns_are_guessed_by_name_then_by_content():
     }
     unnamed = choose(["column1", "column2", "column3"], [("a b", "c d", "5.0"), ("e f", "g h", "1")])
     assert unnamed == {"text": "column1", "text_pair": "column2", "label": "column3"}
+    # under a header a second text goes by its name alone, and the text is the longest
+    reviews = [("r1", "what good fun", "2020-01-01", "5"), ("r2", "such a bad joke", "2020-01-02", "1")]
+    assert choose(["review_id", "body", "date", "label"], reviews) == {"label": "label", "text": "body"}
+    assert choose(["text", "sentence2", "label"], [("a", "b", "1")], text_pair="") == {"text": "text", "label": "label"}
     assert choose(["text", "label", "mood"], [("a", "b", "c")], label="mood") == {"text": "text", "label": "mood"}
     with pytest.raises(DataError, match=r"no column 'lable' for label.*did you mean 'label'"):
         choose(["text", "label"], [("a", "b")], label="lable")
@@ -208,3 +217,45 @@ def test_squad_and_flat_records_are_the_same(tmp_path):
 def test_bad_answers_are_named(tmp_path, answers, message):
     with pytest.raises(DataError, match=r"article 1 paragraph 1 question '1'.*" + message):
         read_questions(write(tmp_path / "a.json", squad(answers)))
+
+
+@pytest.mark.parametrize(
+    ("header", "is_header"),
+    [("review,sentiment", True), ("anchor,positive,negative", True), ("great film,positive", False)],
+)
+def test_two_known_names_are_a_header(tmp_path, header, is_header):
+    cells = ",".join(["some text"] * (header.count(",") + 1))
+    assert read_records(write(tmp_path / "t.csv", f"{header}\n{cells}\n")).has_header is is_header
+    named = read_records(write(tmp_path / "t.csv", "what,mood\nsome text,some text\n"), named=["mood"])
+    assert named.columns == ["what", "mood"]
+
+
+def test_tsv_lines_end_with_newlines_alone(tmp_path):
+    records = read_records(write(tmp_path / "t.tsv", "text\tlabel\r\na\u2028b\x0cc\tx\r\nd\ty\r\n"))
+    assert [row["text"] for row in records.rows] == ["a\u2028b\x0cc", "d"]
+    assert records.place(1) == f"{tmp_path / 't.tsv'} line 3"
+
+
+def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["not_equivalent", "equivalent"])
+    tag = datasets.ClassLabel(names=["O", "B-LOC"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": label, "ner_tags": datasets.Sequence(tag)})
+    rows = {"text": ["a", "b"], "label": [1, 0], "ner_tags": [[0, 1], [1]]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    records = read_records(tmp_path / "saved")
+    assert records.column("ner_tags") == [["O", "B-LOC"], ["B-LOC"]]
+    assert find_labels(records, "label").names == ["not_equivalent", "equivalent"]
+
+
+def test_lists_of_zeros_and_ones_are_no_labels(tmp_path):
+    records = read_records(write(tmp_path / "t.jsonl", '{"text": "a", "labels": [0, 1, 0]}\n'))
+    with pytest.raises(DataError, match=r"line 1: the label '0' is there twice in \[0, 1, 0\]; .*list of names"):
+        find_labels(records, "labels")
+    assert split_labels(0, None, "here") == ["0"]
+
+
+def test_answers_without_their_places_are_refused(tmp_path):
+    row = {"question": "who?", "context": "Ada wrote it.", "answers": {"text": ["Ada"], "answer_start": []}}
+    with pytest.raises(DataError, match="line 1: there are 1 answers and 0 answer_start"):
+        read_questions(write(tmp_path / "t.jsonl", json.dumps(row) + "\n"))

@@ -29,6 +29,18 @@ def test_retention_by_count_and_milestones(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_what_the_run_has_gone_behind_does_not_count(tmp_path):
+    """A damaged checkpoint of a later step, and what is left of one that was being removed."""
+    folder = CheckpointFolder(tmp_path, keep=1, milestones=100)
+    for step in (100, 400, 500):
+        write(folder, step)
+    damage_content(tmp_path / "step-00000500")
+    (tmp_path / "step-00000050").mkdir()
+    assert folder.find().path == tmp_path / "step-00000400"
+    write(folder, 450)
+    assert folder.steps() == [100, 400, 450]
+
+
 def test_the_marker_has_the_checksums_of_all_files(tmp_path):
     path = write(CheckpointFolder(tmp_path), 1)
     marker = json.loads((path / MARKER).read_text())

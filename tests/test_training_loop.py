@@ -159,6 +159,11 @@ def test_phases_change_theta_length_and_mixture(tmp_path):
     opened = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoints" / "step-00000005").eval()
     ids = torch.randint(4, VOCABULARY, (1, 30))
     assert torch.allclose(opened(ids).logits, trainer.model.eval()(ids).logits, atol=1e-6)
+    # a run that is over has the theta of its last phase when it is started again
+    again = make_trainer(tmp_path, *options, model=make_model(rope_theta=1e4, local_rope_theta=1e4))
+    again.train()
+    assert again.model.config.rope_theta == 5e4
+    assert torch.equal(again.model.eval()(ids).logits, trainer.model(ids).logits)
     rows, position = trainer.task.take(3, {"phase": 0, "pool": 7, "row": 7})
     assert (len(rows), position["phase"]) == (8, 1)
     assert max(len(piece.ids) for row in rows for piece in row) <= 14

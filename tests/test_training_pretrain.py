@@ -157,10 +157,14 @@ def test_a_model_is_continued_and_grown(recipe, tmp_path):
     for name, value in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], value)
     values["model"] = {"preset": "mini", "config": {**CONFIG, "num_hidden_layers": 4}, "grow_from": str(model)}
-    values["tokenizer"] = {"load": str(model)}
+    (tmp_path / "texts.txt").write_text(
+        "\n\n".join(f"other words than those, {number} times. " * 4 for number in range(150))
+    )
     recipe.write_text(json.dumps(values))
     done = run(recipe, f"run.folder={tmp_path / 'grown'}", "phases.0.duration=1")
     assert done.exit_code == 0, done.output
+    vocabularies = [AutoTokenizer.from_pretrained(one).get_vocab() for one in (model, tmp_path / "grown" / "model")]
+    assert vocabularies[0] == vocabularies[1]
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "grown" / "model").config.num_hidden_layers == 4
 
 
@@ -188,6 +192,40 @@ def test_a_folder_holds_one_run(recipe):
     assert done.exit_code == 1
     assert "holds a run with optimizer.lr = 0.01, and the recipe now says 0.5" in done.stderr
     assert run(recipe, "phases.0.duration=1", "run.micro_batch_tokens=64").exit_code == 0
+
+
+def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe, tmp_path):
+    """Texts that change or go away after the start change nothing."""
+    assert run(recipe).exit_code == 0
+    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+    (tmp_path / "texts.txt").unlink()
+    whole = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert run(recipe).exit_code == 0
+    again = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+    assert run(recipe, "run.precision=bf16").exit_code == 0
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000020" / "state.json").read_text())
+    assert state["precision"] == "bf16"
+
+
+def test_prepared_tokens_need_their_own_tokenizer(recipe, tmp_path):
+    invoke = CliRunner().invoke
+    for name, size in (("right", "200"), ("wrong", "60")):
+        command = ["tokenizer", "train", str(tmp_path / name), str(tmp_path / "texts.txt"), "--vocab-size", size]
+        made = invoke(app, command)
+        assert made.exit_code == 0, made.output
+    options = ["--tokenizer", str(tmp_path / "right"), "--held-out", "0.2", "--workers", "1"]
+    made = invoke(app, ["data", "prepare", str(tmp_path / "tokens"), str(tmp_path / "texts.txt"), *options])
+    assert made.exit_code == 0, made.output
+    source = f"corpus.sources=[{{name: words, tokens: {tmp_path / 'tokens'}}}]"
+    done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'wrong'}}}", "phases.0.duration=1")
+    assert done.exit_code == 1
+    assert "was made with another tokenizer" in done.stderr
+    folder = f"run.folder={tmp_path / 'second'}"
+    done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'right'}}}", "phases.0.duration=1", folder)
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "second" / "data" / "words").exists()
 
 
 def test_what_a_run_may_change():

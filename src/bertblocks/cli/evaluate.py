@@ -49,6 +49,8 @@ def evaluate(
         settings = read_settings([one for one in models if "=" in one], None if task in ("glue", "needle") else task)
         if not names:
             fail("MODEL is missing; give at least one.")
+        if int8 and task in ("glue", "needle"):
+            fail(f"--int8 is for tasks on files; {task} has none.")
         if task == "glue":
             _glue(names, data, settings, as_json)
         elif task == "needle":

@@ -180,9 +180,9 @@ def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]
     """Inputs of a table, by columns that are guessed and said; questions also of SQuAD's json."""
     from bertblocks.tasks.columns import choose_columns, write_columns
     from bertblocks.tasks.records import DataError, read_records
-    from bertblocks.tasks.squad import read_questions
+    from bertblocks.tasks.squad import is_squad, read_questions
 
-    if file.suffix == ".json" and "question" in roles.names and not given:
+    if "question" in roles.names and is_squad(file):
         return [(question.question, question.context) for question in read_questions(file)]
     records = read_records(file)
     chosen: dict[str, str] = {}
@@ -195,7 +195,7 @@ def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]
             continue
         break
     typer.echo(f"bertblocks: {file}: {write_columns(chosen, records)}", err=True)
-    used = [column for role, column in chosen.items() if role in (*group, *roles.optional)]
+    used = [chosen[role] for role in (*group, *roles.optional) if role in chosen]
     return [
         _make_input([row[column] for column in used], records.place(index)) for index, row in enumerate(records.rows)
     ]
@@ -204,7 +204,7 @@ def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]
 def _read_json_lines(file: Path, roles: Roles, given: Mapping[str, str]) -> Iterator[Any]:
     """Inputs as they are read: a string per line, or an object with one of the sets of columns."""
     from bertblocks.inference.files import Lines
-    from bertblocks.tasks.columns import KNOWN_NAMES
+    from bertblocks.tasks.records import KNOWN_NAMES
 
     names = {role: [given[role]] if role in given else KNOWN_NAMES[role] for role in roles.names}
     for number, line in enumerate(Lines(file), start=1):

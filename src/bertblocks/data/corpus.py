@@ -265,5 +265,5 @@ def _load_dataset(name: str, split: str) -> Any:
             return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
         path, _, config = name.partition(":")
         return datasets.load_dataset(path, config or None, split=split)
-    except (OSError, ValueError, KeyError, HfHubHTTPError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, HfHubHTTPError) as error:
         raise CorpusError(f"The dataset {name!r} (split {split!r}) cannot be loaded: {error}") from error

@@ -49,7 +49,7 @@ def prepare(
     `CorpusError` if more than `max_bad_share` of the records cannot be used.
     """
     folder = Path(folder)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    backend = describe_tokenizer(tokenizer)
     described = json.dumps([FORMAT, corpus.describe(), backend], sort_keys=True)
     fingerprint = blake2b(described.encode(), digest_size=16).hexdigest()
     shards = corpus.shards()
@@ -67,6 +67,11 @@ def prepare(
     store = TokenStore(folder)
     Tally(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
     return store
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """All that decides about ids."""
+    return json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
 
 
 def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[int], workers: int) -> Iterator[None]:

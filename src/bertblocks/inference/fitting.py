@@ -43,14 +43,17 @@ class Fitter:
         return [Piece(self.tokenizer.frame(tokens.ids[one.start : one.stop]), one) for one in windows]
 
     def fit_pair(self, first: Tokens, second: Tokens, index: int, cut_first: bool = True) -> list[Piece]:
-        """The pieces of a pair: windows move over the second text, and each shows the first one whole.
+        """The pieces of a pair: windows move over the second text, and each shows the first one.
 
-        Truncating takes from the longer text first, or from the second alone.
+        With `cut_first` the longer text is truncated first, and beside windows the first text keeps so much that half
+        of a sequence is the second's. Otherwise the second alone is cut.
         """
         space = self.max_length - self.tokenizer.num_special(pair=True)
         left, right = first.ids, second.ids
         if self.too_long == "truncate" and cut_first:
             left, right = cut_pair(left, right, space)
+        elif self.too_long == "window" and cut_first:
+            left = left[: space - min(len(right), space // 2)]
         room = space - len(left)
         message = f"Pair {index} has {len(left)} and {len(right)} tokens"
         if room < min(len(right), 2):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertblocks.numerics import upcast
+from bertblocks.tasks.alignment import trim
 from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import answer_f1, answering_scores
@@ -66,8 +67,9 @@ class Answer(FineTuneTask):
                 framed = tokenizer.frame(query.ids, passage.ids[window.start : window.stop])
                 span = None
                 if question.answers:
-                    answer = question.answers[0]
-                    span = tokens_of_span(passage.offsets[window.start : window.stop], answer.start, answer.end)
+                    first = question.answers[0]
+                    place = trim(question.context, (first.start, first.end))  # tokens leave out the space around them
+                    span = tokens_of_span(passage.offsets[window.start : window.stop], *place)
                 target = (0, 0) if span is None else (framed.start + span[0], framed.start + span[1])
                 features.append(Feature(framed.ids, framed.types, target))
         return features

@@ -65,8 +65,8 @@ class Classify(FineTuneTask):
 
     def read(self, source: str | Path) -> list[TextExample]:
         settings = self.settings
-        records = read_records(source, settings.header)
         given = self.given_columns("text", "text_pair", "label")
+        records = read_records(source, settings.header, given.values())
         columns = choose_columns(records, ["text", "label"], ["text_pair"], given)
         is_first = self.labels is None
         if self.labels is None:
@@ -135,8 +135,11 @@ class Classify(FineTuneTask):
             scores = regression_scores(targets, numbers)
             return Evaluated(scores, lambda i: regression_scores(targets[i], numbers[i])[self.metric], tables)
         chosen = np.array([[name in one.labels for name in labels.names] for one in said])
-        scores = multi_label_scores(targets, chosen)
-        return Evaluated(scores, lambda i: multi_label_scores(targets[i], chosen[i])[self.metric])
+        return Evaluated(
+            multi_label_scores(targets, chosen),
+            lambda i: multi_label_scores(targets[i], chosen[i])[self.metric],
+            _label_tables(examples, targets.astype(bool), chosen, labels.names),
+        )
 
 
 def read_examples(records: Records, columns: Mapping[str, str], labels: Labels) -> list[TextExample]:
@@ -190,6 +193,26 @@ def _score_classes(examples: Sequence[TextExample], said: Sequence[Classificatio
         },
         confusion=(confusion.tolist(), names),
     )
+
+
+def _label_tables(
+    examples: Sequence[TextExample], gold: np.ndarray, said: np.ndarray, names: list[str]
+) -> dict[str, list[list[Any]]]:
+    """Scores by label where a text may have several, and the texts with the most labels wrong."""
+    from sklearn import metrics
+
+    parts = metrics.precision_recall_fscore_support(gold, said, average=None, zero_division=0)
+    by_label = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
+    wrong = (gold != said).sum(axis=1)
+    worst = [
+        [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, said)), text]
+        for i in np.argsort(-wrong, kind="stable")[:WORST]
+        if wrong[i] and (text := _write(examples[i]))
+    ]
+    return {
+        "Labels": [["label", "precision", "recall", "F1", "examples"], *by_label],
+        "Worst examples": [["gold", "predicted", "text"], *worst],
+    }
 
 
 def _write(example: TextExample) -> str:

@@ -5,28 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bertblocks.registry import nearest
-from bertblocks.tasks.records import DataError, Records, is_number
-
-#: Names that columns go by in common data sets, best first.
-KNOWN_NAMES = {
-    "text": ["text", "sentence1", "text1", "premise", "question1", "query", "anchor", "question", "sentence"],
-    "text_pair": ["text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"],
-    "negative": ["negative", "hard_negative"],
-    "label": ["label", "labels", "category", "class", "intent", "score", "target", "similarity", "sentiment", "stars"],
-    "words": ["words", "tokens"],
-    "tags": ["tags", "ner_tags", "pos_tags", "labels"],
-    "spans": ["spans", "entities"],
-    "id": ["id"],
-    "question": ["question"],
-    "context": ["context", "passage"],
-    "answers": ["answers", "answer"],
-}
+from bertblocks.tasks.records import KNOWN_NAMES, DataError, Records, is_number
 
 
 def choose_columns(
     records: Records, needed: Sequence[str], optional: Sequence[str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Maps roles to columns of `records`; a role in `given` is taken as said.
+    """Maps roles to columns of `records`; a role in `given` is taken as said, and left out if that is empty.
 
     Example:
         >>> records = Records("a.csv", ["sentence1", "sentence2", "score"], [{}], [2])
@@ -34,13 +19,15 @@ def choose_columns(
         {'text': 'sentence1', 'label': 'score', 'text_pair': 'sentence2'}
     """
     chosen: dict[str, str] = {}
+    optional = [role for role in optional if given.get(role) != ""]
     for role, column in given.items():
-        if column not in records.columns:
+        if column and column not in records.columns:
             raise DataError(
                 f"{records.source}: there is no column {column!r} for {role}; the columns are "
                 f"{', '.join(records.columns)}{nearest(column, records.columns)}."
             )
-        chosen[role] = column
+        if column:
+            chosen[role] = column
     free = [column for column in records.columns if column not in chosen.values()]
     for role in (*needed, *optional):
         named = [name for name in KNOWN_NAMES[role] if name in free]
@@ -62,7 +49,10 @@ def choose_columns(
 def _guess(
     records: Records, missing: list[str], optional: Sequence[str], chosen: dict[str, str], free: list[str]
 ) -> None:
-    """Long and varied strings are texts, in order; of the rest, numbers or few values are labels."""
+    """Varied strings are texts; of the rest, numbers or few values are labels.
+
+    Without a header texts are taken in order. With one, the text is the longest, and optional ones go by name alone.
+    """
     sample = records.rows[:1000]
 
     def is_text(column: str) -> bool:
@@ -73,6 +63,9 @@ def _guess(
 
     texts = [column for column in free if is_text(column)]
     others = [column for column in free if column not in texts]
+    if records.has_header:
+        texts.sort(key=lambda column: -sum(len(row[column]) for row in sample))
+        optional = [role for role in optional if role == "label"]
     for role in ("text", "text_pair", "negative"):
         if texts and role not in chosen and (role in missing or role in optional):
             chosen[role] = texts.pop(0)

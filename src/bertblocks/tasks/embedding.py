@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Similarities are multiplied by this before the softmax, as sentence-transformers does.
 SCALE = 20.0
+#: Pairs that a report shows because their cosines are furthest from their scores.
+WORST = 20
 #: Ranks at which retrieval is scored.
 RANKS = (1, 10)
 
@@ -54,7 +56,7 @@ class Embed(FineTuneTask):
 
     def __init__(self, settings: EmbedSettings) -> None:
         super().__init__(settings)
-        self.is_scored = False
+        self.is_scored = self.is_read = False
         #: The scores that are learned as cosines of 0 and 1.
         self.scale: tuple[float, float] | None = None
 
@@ -64,16 +66,17 @@ class Embed(FineTuneTask):
 
     def read(self, source: str | Path) -> list[EmbeddingExample]:
         settings = self.settings
-        records = read_records(source, settings.header)
         given = self.given_columns("text", "text_pair", "negative", "label")
-        columns = choose_columns(records, ["text", "text_pair"], ["negative", "label"], given)
+        records = read_records(source, settings.header, given.values())
+        is_first, self.is_read = not self.is_read, True
+        optional = ["negative"] if is_first and settings.loss == "contrast" else ["negative", "label"]
+        columns = choose_columns(records, ["text", "text_pair"], optional, given)
         self.is_scored = "label" in columns
-        if settings.loss is not None and self.is_scored == (settings.loss == "contrast"):
-            needs = "no column of scores" if self.is_scored else "a column of scores, label=COLUMN"
-            raise DataError(f"{source}: loss is {settings.loss!r}, which takes {needs}.")
+        if is_first and settings.loss in ("cosent", "cosine") and not self.is_scored:
+            raise DataError(f"{source}: loss is {settings.loss!r}, which takes a column of scores, label=COLUMN.")
         self.notes.append(f"{source}: {len(records):,} rows, {write_columns(columns, records)}")
         examples = read_examples(records, columns)
-        if settings.loss == "cosine" and self.scale is None:
+        if is_first and settings.loss == "cosine":
             self.scale = _find_scale(examples, source)
             if self.scale != (0, 1):
                 low, high = self.scale
@@ -138,8 +141,24 @@ class Embed(FineTuneTask):
             similarities = (first * second).sum(axis=1)
             correlations = regression_scores(scores, similarities)
             del correlations["mse"]  # cosines and scores have different scales
-            return Evaluated(correlations, lambda i: regression_scores(scores[i], similarities[i])["spearman"])
+            return Evaluated(
+                correlations,
+                lambda i: regression_scores(scores[i], similarities[i])["spearman"],
+                {"Worst examples": _worst_pairs(examples, scores, similarities)},
+            )
         return _score_retrieval(examples, vectors, place)
+
+
+def _worst_pairs(examples: Sequence[EmbeddingExample], scores: np.ndarray, cosines: np.ndarray) -> list[list[str]]:
+    """The pairs whose places in the order by score and in that by cosine lie furthest apart."""
+    from scipy.stats import rankdata
+
+    distance = np.abs(rankdata(scores) - rankdata(cosines))
+    rows = [
+        [f"{scores[i]:g}", f"{cosines[i]:.3f}", " | ".join(examples[i].texts)]
+        for i in np.argsort(-distance, kind="stable")[:WORST]
+    ]
+    return [["score", "cosine", "texts"], *rows]
 
 
 def _score_retrieval(examples: Sequence[EmbeddingExample], vectors: np.ndarray, place: Mapping[str, int]) -> Evaluated:

@@ -18,6 +18,7 @@ from bertblocks.tasks.finetune import TASKS
 from bertblocks.tasks.metrics import Scores, paired_bootstrap
 from bertblocks.tasks.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
 from bertblocks.tasks.records import DataError, read_records, read_text
+from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.training.evaluate import one_at_a_time
 from bertblocks.training.recipe_files import read_section
@@ -60,7 +61,10 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
         return pseudo_perplexity(model, data, int8)
     kind = TASKS[task]
     chosen = read_section(kind.settings_class, settings, f"evaluate {task}")
-    predictor = Predictor(model, task=kind.model_task, int8=int8, dtype=torch.float32)
+    pooling = chosen.pooling if isinstance(chosen, EmbedSettings) else None
+    predictor = Predictor(
+        model, task=kind.model_task, int8=int8, dtype=torch.float32, max_length=chosen.max_length, pooling=pooling
+    )
     reader = kind(chosen)
     reader.adopt(predictor.model.config)
     examples = reader.read(data)

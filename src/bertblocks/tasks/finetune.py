@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from bertblocks.tasks.starting import add_lora, freeze, layered_optimizer, start
 from bertblocks.tasks.tagging import Tag
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.training.amounts import Amount
-from bertblocks.training.checkpoints import write_json
+from bertblocks.training.checkpoints import MARKER, write_json
 from bertblocks.training.distributed import World, join
 from bertblocks.training.loop import Selection, Trainer
 from bertblocks.training.progress import Progress
@@ -90,44 +90,75 @@ def finetune(
     folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
     world = join(chosen.device)
     console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_first))
-    request: dict[str, Any] = {"task": task, "model": str(model), "train": str(train)}
-    request |= {"eval": None if eval is None else str(eval), "settings": chosen.model_dump()}
+    request = _request(task, model, train, eval, chosen)
     if task == "embed" and chosen.batch_size % world.size:
         raise ValueError(
             f"batch_size is {chosen.batch_size}; embed compares the texts of all {world.size} processes, each with "
             f"equally many: it must be a multiple of {world.size}."
         )
-    world.first_does(lambda: _claim(folder, request, overwrite))
-    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    runs = []
-    for seed in seeds:
+    world.first_does(lambda: _check_folder(folder, request, overwrite))
+    runs: list[FineTuned] = []
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         place = folder if chosen.seeds == 1 else folder / f"seed-{seed}"
         one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), place, world, console)
-        runs.append(one.train(model, train, eval))
+        one.prepare(model, train, eval)
+        if not runs:  # nothing is replaced before everything has been read
+            world.first_does(lambda: _take_folder(folder, request, overwrite))
+        runs.append(one.train())
         if runs[-1].signal is not None:
             return runs[-1]
     return runs[0] if len(runs) == 1 else _summarize(runs, folder, world)
 
 
-def _claim(folder: Path, request: dict[str, Any], overwrite: bool) -> None:
-    """Makes sure that a folder is new or holds the same run."""
+def is_finished(
+    folder: Path, task: str, model: str | Path, train: str | Path, eval: str | Path | None, **settings: Any
+) -> bool:
+    """Whether a folder holds the finished run of these arguments of `finetune`; another run there is an error."""
+    if not (folder / RESULTS).is_file():
+        return False
+    chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
+    _refuse_another(folder, _request(task, model, train, eval, chosen))
+    return True
+
+
+def _request(
+    task: str, model: str | Path, train: str | Path, eval: str | Path | None, settings: FineTuneSettings
+) -> dict[str, Any]:
+    """What a run was asked for, as its folder keeps it."""
+    files = {"model": str(model), "train": str(train), "eval": None if eval is None else str(eval)}
+    return {"task": task, **files, **settings.model_dump()}
+
+
+def _check_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> None:
+    """Makes sure that a folder is new, holds the same run, or may be replaced."""
     known = folder / REQUEST
-    if overwrite and known.is_file():
-        shutil.rmtree(folder)
-    if (folder / RESULTS).is_file():
+    if overwrite:
+        for key in ("model", "train", "eval"):
+            if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
+                raise DataError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
+    elif (folder / RESULTS).is_file():
         raise DataError(f"{folder} holds a finished run; --overwrite (overwrite=True) would replace it.")
-    if known.is_file():
-        before = json.loads(known.read_text(encoding="utf-8"))
-        if different := [key for key in request if before.get(key) != request[key]]:
-            key = different[0]
+    elif any(folder.rglob(MARKER)):
+        _refuse_another(folder, request)
+    if not known.is_file() and folder.exists() and any(folder.iterdir()):
+        raise DataError(f"{folder} exists and holds something else; choose another output.")
+
+
+def _refuse_another(folder: Path, now: Mapping[str, Any]) -> None:
+    before = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    for key in now:
+        if before.get(key) != now[key]:
             raise DataError(
-                f"{folder} holds a run with another {key} ({before.get(key)!r}, not {request[key]!r}); choose another "
+                f"{folder} holds a run with {key} = {before.get(key)!r}, and it is now {now[key]!r}; choose another "
                 "output, or --overwrite (overwrite=True)."
             )
-    elif folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} exists and holds something else; choose another output.")
+
+
+def _take_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> None:
+    if overwrite and folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(known, request)
+    write_json(folder / REQUEST, request)
 
 
 def _summarize(runs: Sequence[FineTuned], folder: Path, world: World) -> FineTuned:
@@ -161,9 +192,9 @@ class _Run:
         self.task, self.settings, self.folder = kind(settings), settings, folder
         self.world, self.console = world, console
 
-    @flushed_denormals()
-    def train(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> FineTuned:
-        settings, task, world = self.settings, self.task, self.world
+    def prepare(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> None:
+        """Reads everything; what is wrong with files, settings and model is found here."""
+        settings, task = self.settings, self.task
         examples = task.read(train)
         held_out = task.read(evaluation) if evaluation is not None else None
         if held_out is None:
@@ -178,14 +209,25 @@ class _Run:
             task.pooling = task.settings.pooling or started.pooling
             if model.pooler is not None:
                 model.pooler.requires_grad_(False)  # it has no part in embeddings
-        max_length = min(settings.max_length or task.default_length, started.longest)
+        if (settings.max_length or 0) > started.longest:
+            raise ValueError(f"max_length is {settings.max_length}; the model reads {started.longest} tokens at most.")
+        max_length = settings.max_length or min(task.default_length, started.usual_length)
         features = task.features(examples, TextTokenizer(tokenizer), max_length)
-        self._say_notes()
-        freeze(model, settings.freeze_layers)
-        trained: nn.Module = add_lora(model, settings.lora_rank) if settings.lora_rank else model
-        plan = _Plan(task, settings, features, held_out, tokenizer, started.learning_rate, max_length)
+        if isinstance(task, Answer):
+            task.features(held_out, TextTokenizer(tokenizer), max_length)  # a question too long is found now
+        for note in task.notes:
+            self.console.print(note, soft_wrap=True)
+        self.source = source
+        self.model = add_lora(model, settings.lora_rank) if settings.lora_rank else model
+        freeze(self.model, settings.freeze_layers)
+        rate = settings.learning_rate or started.learning_rate
+        self.plan = _Plan(task, settings, features, held_out, tokenizer, rate, max_length)
+
+    @flushed_denormals()
+    def train(self) -> FineTuned:
+        settings, task, world, model, plan = self.settings, self.task, self.world, self.model, self.plan
         trainer = Trainer(
-            model=trained,
+            model=model,
             task=plan,
             optimizers=lambda one: [layered_optimizer(one, plan.peak, settings.weight_decay, settings.layer_decay)],
             run=settings.run(plan.steps_per_evaluation),
@@ -200,26 +242,28 @@ class _Run:
         if outcome.signal is not None:
             return FineTuned(self.folder, task.metric, outcome.evaluation, [outcome.evaluation], {}, outcome.signal)
         if outcome.state.best is not None:
-            restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", trained, [], trainer.ema)
+            restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", model, [], trainer.ema)
         with trainer.weights_in_use():
-            evaluated = plan.evaluate_fully(trained)
+            evaluated = plan.evaluate_fully(model)
             result = FineTuned(self.folder, task.metric, evaluated.scores, [evaluated.scores], {})
-            plain = self._in_one_piece(trained, source)
-            world.first_does(lambda: self._write(plain, plan, evaluated, result))
+            plain = self._in_one_piece()
+            world.first_does(lambda: self._write(plain, evaluated, result))
         return result
 
-    def _in_one_piece(self, trained: nn.Module, source: str | Path) -> nn.Module:
+    def _in_one_piece(self) -> nn.Module:
         """The model itself, or for one that processes hold in parts a whole copy; all of them must ask together."""
-        if not isinstance(trained, FSDPModule):
-            return trained
-        weights = Snapshot(trained, [], None).weights
-        fresh = start_model(source, self.task).model
+        if not isinstance(self.model, FSDPModule):
+            return self.model
+        weights = Snapshot(self.model, [], None).weights
+        fresh = start_model(self.source, self.task).model
         copy = add_lora(fresh, self.settings.lora_rank) if self.settings.lora_rank else fresh
         copy.load_state_dict(weights, strict=False)  # tied weights are there once
         return copy
 
-    def _write(self, trained: nn.Module, plan: _Plan, evaluated: Evaluated, result: FineTuned) -> None:
+    def _write(self, trained: nn.Module, evaluated: Evaluated, result: FineTuned) -> None:
         """The model first, and last the file that makes the run complete."""
+        plan = self.plan
+        plan.tokenizer.model_max_length = plan.max_length  # who uses the model sees texts as long as in training
         merge = getattr(trained, "merge_and_unload", None)
         model: Any = merge() if merge is not None else trained
         if isinstance(self.task, Embed):
@@ -229,10 +273,6 @@ class _Run:
         title = f"Fine-tuning: {self.folder.name}"
         report_finetuning(self.folder, title, evaluated, self.task.notes, self.settings.model_dump())
         _write_results(result)
-
-    def _say_notes(self) -> None:
-        for note in self.task.notes:
-            self.console.print(note, soft_wrap=True)
 
 
 def _split(examples: Sequence[Any], groups: Sequence[str], settings: FineTuneSettings) -> tuple[list[Any], list[Any]]:
@@ -262,15 +302,13 @@ class _Plan(Task):
     ) -> None:
         self.task, self.settings, self.items, self.held_out = task, settings, features, held_out
         self.tokenizer, self.max_length = tokenizer, max_length
-        self.peak = settings.learning_rate or learning_rate
+        self.peak = learning_rate
         epochs = settings.epochs or _default_epochs(len(features))
-        size = settings.batch_size
+        # batches are full, whatever the number of processes; texts of embeddings are each other's negatives
+        self.size = size = min(settings.batch_size, len(features))
         steps = epochs * len(features) / size
-        # batches of embeddings are full, because their texts are each other's negatives
         self.total_steps = max(1, math.floor(steps) if isinstance(task, Embed) else math.ceil(steps - 1e-9))
-        self.count = round(epochs * len(features))
-        per_epoch = max(1, round(len(features) / size))
-        self.steps_per_evaluation = max(1, per_epoch // settings.evaluations_per_epoch)
+        self.steps_per_evaluation = max(1, round(len(features) / size) // settings.evaluations_per_epoch)
         kind = SCHEDULES[settings.schedule]
         self.schedule = kind(kind=settings.schedule, warmup=Amount(100 * settings.warmup, "%"))  # type: ignore[arg-type]
 
@@ -279,9 +317,7 @@ class _Plan(Task):
 
     def take(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         first = position["example"]
-        last = first + self.settings.batch_size
-        if step == self.total_steps - 1 and not isinstance(self.task, Embed):
-            last = max(first + 1, min(last, self.count))
+        last = first + self.size
         epochs, ranks = np.divmod(np.arange(first, last), len(self.items))
         chosen = permute(ranks, len(self.items), combine("examples", self.settings.seed, epochs))
         return [self.items[index] for index in chosen.tolist()], {"example": last}
@@ -302,7 +338,7 @@ class _Plan(Task):
         return self.settings.micro_batch_size
 
     def describe(self, step: int) -> dict[str, Any]:
-        return {"epoch": step * self.settings.batch_size / len(self.items)}
+        return {"epoch": step * self.size / len(self.items)}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self.evaluate_fully(model).scores

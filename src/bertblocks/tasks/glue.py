@@ -9,7 +9,7 @@ from typing import Any
 
 from bertblocks.registry import nearest
 from bertblocks.tasks.evaluate import evaluate
-from bertblocks.tasks.finetune import finetune
+from bertblocks.tasks.finetune import finetune, is_finished
 from bertblocks.tasks.metrics import Scores
 from bertblocks.tasks.records import DataError
 
@@ -141,19 +141,18 @@ def run_glue(
         columns = task.columns if Path(data).is_dir() else {}
         header = task.has_header if Path(data).is_dir() else None
         reading: dict[str, Any] = {**columns, "header": header, "problem": "regression" if name == "stsb" else None}
-        if not (folder / "results.json").is_file():
-            start = Path(output) / "mnli" if task.from_mnli and from_mnli and "mnli" in chosen else model
-            published = {
-                "learning_rate": task.learning_rate,
-                "weight_decay": task.weight_decay,
-                "epochs": task.epochs,
-                "batch_size": BATCH_SIZE,
-                "warmup": WARMUP,
-            }
-            options = {**published, **reading, **settings}
-            done = finetune(
-                "classify", start, parts["train"], parts[task.evaluated[0]], folder, progress=progress, **options
-            )
+        start = Path(output) / "mnli" if task.from_mnli and from_mnli and "mnli" in chosen else model
+        published = {
+            "learning_rate": task.learning_rate,
+            "weight_decay": task.weight_decay,
+            "epochs": task.epochs,
+            "batch_size": BATCH_SIZE,
+            "warmup": WARMUP,
+        }
+        asked = ("classify", start, parts["train"], parts[task.evaluated[0]])
+        options = {**published, **reading, **settings}
+        if not is_finished(folder, *asked, **options):
+            done = finetune(*asked, folder, progress=progress, **options)
             if done.signal is not None:
                 raise KeyboardInterrupt
         scores = {part: evaluate("classify", folder, parts[part], **reading).scores for part in task.evaluated}

@@ -56,15 +56,21 @@ def read_label(value: Any, place: str) -> str:
 
 def split_labels(value: Any, separator: str | None, place: str) -> list[str]:
     """The labels of one text; an empty list or cell means that it has none."""
-    parts = value if isinstance(value, (list, tuple)) else str(value or "").split(separator)
-    return [read_label(part, place) for part in parts if str(part).strip()]
+    parts = value if isinstance(value, (list, tuple)) else str("" if value is None else value).split(separator)
+    names = [read_label(part, place) for part in parts if str(part).strip()]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                f"{place}: the label {name!r} is there twice in {value!r}; it must be a list of names, not of 0 and 1."
+            )
+    return names
 
 
 def find_labels(records: Records, column: str, problem: Problem | None = None, separator: str | None = None) -> Labels:
     """What the labels of a column are.
 
     Lists, or cells with a `separator`, are several labels; numbers with a point are scores; everything else is one
-    class a text. Names are sorted, numbers among them by value.
+    class a text. Names are sorted, numbers among them by value, unless the data says their order.
 
     Example:
         >>> records = Records("a.csv", ["label"], [{"label": "10"}, {"label": "9"}], [1, 2])
@@ -84,6 +90,8 @@ def find_labels(records: Records, column: str, problem: Problem | None = None, s
     if len(names) < 2:
         has = f"the only label is {next(iter(names))!r}" if names else "there is no label"
         raise DataError(f"{records.source}: in column {column!r} {has}; a classifier needs at least two.")
+    if names <= set(records.label_names.get(column, [])):
+        return Labels(problem, records.label_names[column], separator)
     by_number = all(is_number(name) for name in names)
     return Labels(problem, sorted(names, key=(lambda name: float(name)) if by_number else str), separator)
 

@@ -6,14 +6,31 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 #: What `read_records` opens.
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-#: First cells that make a row a header whatever the rows below look like.
+#: Names that columns go by in common data sets, best first, by what they hold.
+KNOWN_NAMES = {
+    "text": [
+        *("text", "sentence1", "text1", "premise", "question1", "query", "anchor", "question", "sentence"),
+        *("review", "utterance", "comment", "tweet", "content"),
+    ],
+    "text_pair": ["text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"],
+    "negative": ["negative", "hard_negative"],
+    "label": ["label", "labels", "category", "class", "intent", "score", "target", "similarity", "sentiment", "stars"],
+    "words": ["words", "tokens"],
+    "tags": ["tags", "ner_tags", "pos_tags", "labels"],
+    "spans": ["spans", "entities"],
+    "id": ["id"],
+    "question": ["question"],
+    "context": ["context", "passage"],
+    "answers": ["answers", "answer"],
+}
+#: One such cell makes a first row a header, whatever the rows below look like; two known names do as well.
 HEADER_WORDS = {
     "text",
     "label",
@@ -44,6 +61,8 @@ class Records:
     numbers: list[int]
     unit: str = "line"
     has_header: bool = True
+    #: By column, the names of labels in the order that the data gives them.
+    label_names: dict[str, list[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,12 +77,13 @@ class Records:
         """Some of the rows, which keep their places."""
         chosen = list(indices)
         rows, numbers = [self.rows[i] for i in chosen], [self.numbers[i] for i in chosen]
-        return Records(self.source, self.columns, rows, numbers, self.unit, self.has_header)
+        return replace(self, rows=rows, numbers=numbers)
 
 
-def read_records(source: str | Path, header: bool | None = None) -> Records:
+def read_records(source: str | Path, header: bool | None = None, named: Collection[str] = ()) -> Records:
     """Reads a table; `header` says whether the first row of a csv or tsv file names its columns (None: look).
 
+    A first row that holds one of the columns `named` is a header.
     A `source` that is no file is the name of a dataset for `datasets`, as `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`.
 
     Example:
@@ -81,7 +101,7 @@ def read_records(source: str | Path, header: bool | None = None) -> Records:
     if path.suffix == ".parquet":
         records = _read_parquet(path)
     elif path.suffix in (".csv", ".tsv"):
-        records = _read_separated(path, header)
+        records = _read_separated(path, header, named)
     elif path.suffix == ".jsonl":
         records = _from_objects(path, _json_lines(path), "line")
     elif path.suffix == ".json":
@@ -108,7 +128,7 @@ def read_text(path: Path) -> str:
 # ---------------------------------------------------------------------- csv and tsv
 
 
-def _read_separated(path: Path, header: bool | None) -> Records:
+def _read_separated(path: Path, header: bool | None, named: Collection[str]) -> Records:
     numbers: list[int] = []
     cells: list[list[str]] = []
     for number, row in _rows(path, read_text(path)):
@@ -120,8 +140,9 @@ def _read_separated(path: Path, header: bool | None) -> Records:
         cells.append(row)
     if not cells:
         raise DataError(f"{path}: the file is empty.")
-    named = _looks_like_header(cells) if header is None else header
-    if named:
+    if header is None:
+        header = bool(set(cells[0]) & set(named)) or _looks_like_header(cells)
+    if header:
         columns, cells, numbers = cells[0], cells[1:], numbers[1:]
         repeated = sorted({name for name in columns if columns.count(name) > 1})
         if repeated:
@@ -129,14 +150,14 @@ def _read_separated(path: Path, header: bool | None) -> Records:
     else:
         columns = [f"column{index + 1}" for index in range(len(cells[0]))]
     rows = [dict(zip(columns, row, strict=True)) for row in cells]
-    return Records(str(path), columns, rows, numbers, has_header=named)
+    return Records(str(path), columns, rows, numbers, has_header=header)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     """Each row with the line on which it begins; empty lines are passed over."""
     if path.suffix == ".tsv":  # tab-separated files, GLUE's among them, do not quote
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line := line.removesuffix("\r"):
                 yield number, line.split("\t")
         return
     first_line = text.split("\n", 1)[0]
@@ -157,7 +178,8 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 def _looks_like_header(cells: list[list[str]]) -> bool:
     """A first row of known words, or one of words above a column of numbers."""
     first, rest = cells[0], cells[1:101]
-    if any(cell.strip().lower() in HEADER_WORDS for cell in first):
+    words = {cell.strip().lower() for cell in first}
+    if words & HEADER_WORDS or len(words & {name for names in KNOWN_NAMES.values() for name in names}) > 1:
         return True
     if any(is_number(cell) or not cell.strip() for cell in first) or not rest:
         return False
@@ -234,7 +256,6 @@ def _read_parquet(path: Path) -> Records:
 
 def _read_dataset(name: str) -> Records:
     """A dataset by the name that `datasets` knows, or a folder that it saved."""
-    missing = DataError(f"{name}: no such file, and `datasets` knows no dataset of that name.")
     if Path(name.split(":")[0]).suffix in SUFFIXES:
         raise DataError(f"{name}: no such file.")
     import datasets
@@ -247,9 +268,17 @@ def _read_dataset(name: str) -> Records:
             table = datasets.load_from_disk(parts[0])
         else:
             table = datasets.load_dataset(parts[0], config, split=split)
-    except (OSError, ValueError) as error:
-        raise missing from error
-    names = {c: f for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
-    # labels by their names in place of their numbers; -1 is how datasets hide the labels of a test set
-    rows = [row | {c: f.int2str(row[c]) if row[c] != -1 else None for c, f in names.items()} for row in table]
-    return _from_objects(Path(name), enumerate(rows, start=1), "record")
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{name}: no such file, and `datasets` does not open it: {reason}") from error
+    kinds = {column: getattr(kind, "feature", kind) for column, kind in table.features.items()}
+    labels = {column: kind.names for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)}
+    rows = [row | {column: _label_names(row[column], names) for column, names in labels.items()} for row in table]
+    return replace(_from_objects(Path(name), enumerate(rows, start=1), "record"), label_names=labels)
+
+
+def _label_names(value: Any, names: list[str]) -> Any:
+    """Labels by their names in place of their numbers; -1 is how datasets hide the labels of a test set."""
+    if isinstance(value, list):
+        return [names[one] for one in value]
+    return None if value in (None, -1) else names[value]

@@ -76,7 +76,7 @@ class FineTuneSettings(Section):
 
 class ClassifySettings(FineTuneSettings):
     text: str | None = None
-    """The column of the text; found by name or content if not given. So are the next two."""
+    """The column of the text; found by name or content if not given. So are the next two; `text_pair=` is none."""
     text_pair: str | None = None
     label: str | None = None
     problem: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
@@ -108,7 +108,7 @@ class AnswerSettings(FineTuneSettings):
     answers: str | None = None
     id: str | None = None
     stride: Count = 128
-    """Tokens from the start of one window of a long passage to the start of the next."""
+    """Tokens from the start of one window of a long passage to the start of the next, in training."""
     max_answer_tokens: Count = 30
     no_answer_threshold: float = 0.0
     """There is no answer where the score of none is above that of the best one by more than this."""

@@ -37,12 +37,11 @@ def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -
     Answers of a table are SQuAD's `{"text": [...], "answer_start": [...]}` or a list of `{"text", "answer_start"}`.
     Every answer must stand at its offset.
     """
-    path = Path(source)
-    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
-    if isinstance(content, dict) and _is_squad(content):
+    if is_squad(source):
+        path = Path(source)
         questions = [
             question
-            for number, article in enumerate(content["data"], start=1)
+            for number, article in enumerate(read_json(path)["data"], start=1)
             for question in _read_article(path, number, article)
         ]
     else:
@@ -60,8 +59,11 @@ def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -
     return questions
 
 
-def _is_squad(content: dict[str, Any]) -> bool:
-    articles = content.get("data")
+def is_squad(source: str | Path) -> bool:
+    """Whether a file is SQuAD's own json: articles with paragraphs."""
+    path = Path(source)
+    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    articles = content.get("data") if isinstance(content, dict) else None
     return isinstance(articles, list) and all(isinstance(a, dict) and "paragraphs" in a for a in articles)
 
 
@@ -92,8 +94,10 @@ def _read_row(records: Records, index: int, columns: Mapping[str, str]) -> Quest
 
 def _read_answers(answers: Any, place: str) -> list[Answer]:
     if isinstance(answers, dict) and isinstance(answers.get("text"), list):
-        starts = answers.get("answer_start") or []
-        answers = [{"text": text, "answer_start": start} for text, start in zip(answers["text"], starts, strict=False)]
+        texts, starts = answers["text"], answers.get("answer_start") or []
+        if len(texts) != len(starts):
+            raise DataError(f"{place}: there are {len(texts)} answers and {len(starts)} answer_start; each needs one.")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     elif isinstance(answers, dict):
         answers = [answers]
     if not isinstance(answers, list):

@@ -31,8 +31,9 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 class Started:
     model: BertBlocksPreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    #: Tokens that the model reads at most.
+    #: Tokens that the model reads at most, and at a time in what it was made for.
     longest: int
+    usual_length: int
     #: What suits a model of this size.
     learning_rate: float
     #: How the checkpoint pools embeddings.
@@ -55,7 +56,9 @@ def start_model(source: str | Path, task: FineTuneTask) -> Started:
     settings = read_settings(folder)
     size = sum(one.numel() for name, one in model.named_parameters() if _LAYER.search(name))
     rate = next(rate for limit, rate in LEARNING_RATES if size <= limit)
-    return Started(model, tokenizer, longest_sequence(model, tokenizer, settings), rate, settings.pooling)
+    longest = model.config.max_position_embeddings - model.config.position_offset
+    usual_length = longest_sequence(model, tokenizer, settings)
+    return Started(model, tokenizer, longest, usual_length, rate, settings.pooling)
 
 
 def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> BertBlocksPreTrainedModel:
@@ -121,9 +124,13 @@ def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     targets = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _takes_lora(name, module)})
-    heads = [name for name, _ in model.named_children() if name in HEAD_PARTS]
+    heads = [name for name, part in model.named_children() if name in HEAD_PARTS and _is_trained(part)]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=heads)
     return get_peft_model(model, config)
+
+
+def _is_trained(part: nn.Module) -> bool:
+    return any(one.requires_grad for one in part.parameters())
 
 
 def _takes_lora(name: str, module: nn.Module) -> bool:

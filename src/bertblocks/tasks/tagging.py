@@ -24,7 +24,7 @@ from bertblocks.tasks.conll import read_conll
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import tagging_scores
 from bertblocks.tasks.records import DataError, Records, read_records
-from bertblocks.tasks.schemes import Entity, entities, find_scheme, to_bio, write_tags
+from bertblocks.tasks.schemes import Entity, entities, find_scheme, split_tag, to_bio, write_tags
 from bertblocks.tasks.settings import TagSettings
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.tasks.windows import cut_windows
@@ -123,6 +123,8 @@ class Tag(FineTuneTask):
     def evaluate(self, predictor: Predictor, examples: Sequence[TaggedExample]) -> Evaluated:
         gold = [example.tags for example in examples]
         predicted = self._predict(predictor, examples)
+        if self._has_entities:  # a model may write them by another scheme
+            predicted = [to_bio(tags, find_scheme([self.names]))[0] for tags in predicted]
         scores = tagging_scores(gold, predicted, self._has_entities)
         kinds = entities if self._has_entities else _single_words
         real, said = ([set(kinds(tags)) for tags in side] for side in (gold, predicted))
@@ -284,7 +286,10 @@ def find_tags(examples: Sequence[TaggedExample]) -> list[str]:
 
 
 def _refuse_unknown(examples: Sequence[TaggedExample], names: Sequence[str]) -> None:
+    """Of entities the kind counts, not the letters of a scheme before it."""
+    has_entities = find_scheme([names]) != "plain"
+    kinds = {split_tag(name)[1] for name in names} if has_entities else set(names)
     for example in examples:
         for tag in example.tags:
-            if tag not in names:
+            if (split_tag(tag)[1] if has_entities else tag) not in kinds:
                 raise DataError(f"{example.place}: the tag {tag!r} is not one of the model's{nearest(tag, names)}.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bertblocks import objectives
 from bertblocks.config import BertBlocksConfig
 from bertblocks.data.vocabulary import Vocabulary
@@ -49,7 +51,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> BertBlock
     """A fresh model, one grown from a smaller one, or a checkpoint's; ready for the recipe's objective and lengths."""
     task = task_name(recipe)
     if recipe.model.checkpoint:
-        model, _ = load(recipe.model.checkpoint, task=task)
+        # weights are kept in fp32 while they learn, whatever they were stored in
+        model, _ = load(recipe.model.checkpoint, task=task, dtype=torch.float32)
     elif recipe.model.grow_from:
         small, _ = load(recipe.model.grow_from, task=task)
         model = grow(small, build_config(recipe, tokenizer))

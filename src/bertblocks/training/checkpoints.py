@@ -66,7 +66,7 @@ class CheckpointFolder:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(f"{target} could not be written: {error}. Earlier checkpoints are intact.") from error
-        self._retire(protected)
+        self._retire(step, protected)
         return target
 
     def find(self) -> Found:
@@ -92,8 +92,15 @@ class CheckpointFolder:
         for entry in self.path.glob(".step-*.writing"):
             shutil.rmtree(entry)
 
-    def _retire(self, protected: int | None) -> None:
-        complete = [step for step in self.steps() if (self.path / f"step-{step:08d}" / MARKER).is_file()]
+    def _retire(self, newest: int, protected: int | None) -> None:
+        """Removes old checkpoints, what is left of incomplete ones, and damaged ones that the run has gone behind."""
+        complete = []
+        for step in self.steps():
+            path = self.path / f"step-{step:08d}"
+            if step <= newest and (path / MARKER).is_file():
+                complete.append(step)
+            else:
+                remove(path)
         for step in complete[: -self.keep]:
             is_milestone = self.milestones is not None and step % self.milestones == 0
             if not is_milestone and step != protected:

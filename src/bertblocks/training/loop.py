@@ -133,7 +133,9 @@ class Trainer:
             if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
                 is_over = self._evaluate()
             is_best = state.best is not None and state.best.step == state.step
-            if is_last or is_over or is_best or self._signal or state.step % run.checkpoints.every == 0:
+            periods = (run.checkpoints.every, run.checkpoints.milestones)
+            is_due = any(period and state.step % period == 0 for period in periods)
+            if is_last or is_over or is_best or self._signal or is_due:
                 self._save()
                 saved = state.step
         if saved < state.step:
@@ -144,16 +146,25 @@ class Trainer:
         for problem in found.problems:
             self.progress.say(f"{problem}; {'the one before it is used' if found.path else 'there is no other'}.")
         if found.path is not None:
+            wanted = self.state.precision
             self.state = restore(found.path, self.model, self.optimizers, self.ema)
+            if self.run.precision != "auto":
+                self.state.precision = wanted
+            if self.state.step:
+                self.task.prepare(self.model, self.state.step - 1)  # a run that is over is used as its last step was
             self.progress.say(f"Continuing from {found.path}.")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C end the run after the current step; a second one ends it at once."""
+        """SIGTERM and Ctrl-C end the run after the current step; a second Ctrl-C ends it at once.
+
+        A second SIGTERM does not: torchrun passes on the one that a cluster has already sent to every process.
+        """
 
         def note(number: int, _: object) -> None:
             self._received = number
-            signal.signal(number, signal.default_int_handler)
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
 
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = [signal.signal(number, note) for number in numbers]
@@ -204,7 +215,8 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)
-            self.scaler.step(optimizer)
+            if math.isfinite(norm):  # in fp16 too large a scale skips the step, of all optimizers alike
+                self.scaler.step(optimizer)
             optimizer.zero_grad()
         self.scaler.update()
         if callable(renormalize := getattr(self.model, "renormalize_weights", None)):

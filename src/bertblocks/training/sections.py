@@ -80,7 +80,7 @@ class Tokenizer(Section):
 
 
 class Source(Section):
-    """Where texts come from: exactly one of `files`, `dataset` and `builtin`."""
+    """Where texts come from: exactly one of `files`, `dataset`, `builtin` and `tokens`."""
 
     name: str = "docstrings"
     """Names the source in mixtures and reports."""
@@ -90,6 +90,8 @@ class Source(Section):
     """A name of the `datasets` library, or NAME:CONFIG."""
     builtin: Literal["docstrings"] | None = None
     """The documentation strings of Python and of the installed packages."""
+    tokens: str | None = None
+    """A folder that `bertblocks data prepare` wrote, with the tokenizer that `tokenizer.load` names."""
     column: str = "text"
     """The column or key that holds the text."""
     one_per: Literal["paragraph", "line", "file"] = "paragraph"
@@ -103,9 +105,10 @@ class Source(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Source:
-        given = [key for key in ("files", "dataset", "builtin") if getattr(self, key)]
+        origins = ("files", "dataset", "builtin", "tokens")
+        given = [key for key in origins if getattr(self, key)]
         if len(given) != 1:
-            raise ValueError(f"has {' and '.join(given) or 'no origin'}; give exactly one of files, dataset, builtin")
+            raise ValueError(f"has {' and '.join(given) or 'no origin'}; give exactly one of {', '.join(origins)}")
         return self
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from bertblocks.data.corpus import Corpus, DatasetCorpus, FileCorpus
 from bertblocks.data.docstrings import docstring_corpus
-from bertblocks.data.prepare import prepare
+from bertblocks.data.prepare import TOKENIZER, describe_tokenizer, prepare
 from bertblocks.data.tokenizer import SAMPLE_BYTES, load_tokenizer, train_tokenizer
-from bertblocks.data.tokens import Selection, TokenStore
-from bertblocks.families.files import find_checkpoint
+from bertblocks.data.tokens import INFO, Selection, TokenStore
+from bertblocks.families.files import find_checkpoint, read_json
+from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
@@ -47,7 +48,7 @@ def make_texts(recipe: Recipe, world: World, progress: Progress) -> Texts:
     folder = recipe.folder / "data"
     world.first_does(lambda: _prepare(recipe, folder, progress))
     tokenizer = load_tokenizer(folder / "tokenizer")
-    stores = {one.name: TokenStore(folder / _home(recipe, one)) for one in recipe.corpus.sources}
+    stores = {one.name: TokenStore(_tokens(recipe, one, folder)) for one in recipe.corpus.sources}
     parts = {name: store.split() for name, store in stores.items()}
     homes = {_home(recipe, one): parts[one.name][1] for one in recipe.corpus.sources}
     held_out = [one for one in homes.values() if len(one)]
@@ -56,17 +57,27 @@ def make_texts(recipe: Recipe, world: World, progress: Progress) -> Texts:
     return Texts(tokenizer, {name: train for name, (train, _) in parts.items()}, held_out)
 
 
+def _tokens(recipe: Recipe, source: Source, folder: Path) -> Path:
+    return Path(source.tokens) if source.tokens else folder / _home(recipe, source)
+
+
 def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     settings = recipe.corpus
     workers = settings.workers or None
+    has_begun = bool(CheckpointFolder(recipe.folder / "checkpoints").steps())
+    if has_begun and all((_tokens(recipe, one, folder) / INFO).is_file() for one in settings.sources):
+        return  # a run keeps the tokens that it began with, whatever has become of the texts
     corpora: dict[str, Corpus] = {}
     for source in settings.sources:
         home = _home(recipe, source)
-        if home not in corpora:
+        if home not in corpora and not source.tokens:
             if source.builtin and not (folder / "docstrings.jsonl").is_file():
                 progress.say("Gathering the documentation strings of Python and its packages.")
             corpora[home] = get_corpus(source, folder, settings.held_out, workers)
     tokenizer = _get_tokenizer(recipe, list(corpora.values()), folder / "tokenizer", progress)
+    for source in settings.sources:
+        if source.tokens:
+            _check_tokens(Path(source.tokens), tokenizer)
     for home, corpus in corpora.items():
         store = prepare(corpus, tokenizer, folder / home, workers, settings.max_bad_share)
         counts = store.counts
@@ -76,6 +87,14 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
         )
         for problem in store.bad_records:
             progress.say(f"  {problem}")
+
+
+def _check_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    TokenStore(folder)  # says what is missing
+    if read_json(folder / TOKENIZER) != describe_tokenizer(tokenizer):
+        raise RecipeError(
+            f"{folder} was made with another tokenizer than the run's; name the one that made it with tokenizer.load."
+        )
 
 
 def _home(recipe: Recipe, source: Source) -> str:
@@ -98,7 +117,7 @@ def _get_tokenizer(recipe: Recipe, corpora: list[Corpus], folder: Path, progress
     if folder.is_dir():
         return load_tokenizer(folder)
     settings = recipe.tokenizer
-    origin = settings.load or recipe.model.checkpoint
+    origin = settings.load or recipe.model.checkpoint or recipe.model.grow_from
     if origin:
         tokenizer = load_tokenizer(find_checkpoint(origin))
     else:
