@@ -204,6 +204,21 @@ def test_every_family_and_head(name, task, tmp_path):
             assert torch.equal(value, out[key]), key
 
 
+@pytest.mark.parametrize("changes", [{}, {"ngpt": True}], ids=["neobert", "ngpt"])
+def test_neobert_which_transformers_does_not_have(changes, tmp_path):
+    small = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+    config = BertBlocksConfig.from_preset("neobert", vocab_size=90, **small, **changes)
+    model = BertBlocksForMaskedLM(config).eval()
+    ids, mask = pad_ids([row.clamp(min=2) for row in ragged_ids([40, 9, 17, 1], vocab_size=90)])
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1][mask == 1]
+        out = model.quantize("int8")(ids, attention_mask=mask, output_hidden_states=True)
+    assert F.cosine_similarity(out.hidden_states[-1][mask == 1], expected).mean() > 0.995
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(bertblocks.load(tmp_path)[0](ids, attention_mask=mask).logits, out.logits)
+
+
 def test_a_text_does_not_depend_on_its_batch(path):
     model = BertBlocksModel(tiny_config()).quantize("int8")
     texts = ragged_ids([3, 29, 11])

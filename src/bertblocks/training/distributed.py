@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    #: Where the others wait for the first, for hours if need be. All else has torch's shorter time to end.
+    patient: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -61,8 +64,10 @@ class World:
                 work()
             failed = 0.0
         finally:
-            has_failed = self.sum([failed])[0] > 0
-        if has_failed:
+            failures = torch.tensor(failed)
+            if self.size > 1:
+                dist.all_reduce(failures, group=self.patient)
+        if failures:
             raise ElsewhereError("Another process of this run has failed and says why.")
 
 
@@ -77,9 +82,16 @@ def join(device: str = "auto") -> World:
     if kind == "cuda":
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
         atexit.register(_leave)  # a program may train several times, and processes can join but once
-    return World(dist.get_rank() if size > 1 else 0, size, place)
+    if size == 1:
+        return World(0, 1, place)
+    return World(dist.get_rank(), size, place, _patient_group())
+
+
+@cache
+def _patient_group() -> dist.ProcessGroup:
+    return dist.new_group(timeout=PATIENCE, backend="gloo")
 
 
 def _leave() -> None:
