@@ -82,7 +82,10 @@ def join(device: str = "auto") -> World:
     if kind == "cuda":
         torch.cuda.set_device(place)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+        store, rank, size = next(dist.rendezvous("env://"))
+        # processes that torchrun has started again must not read the addresses of those before them
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size)
         atexit.register(_leave)  # a program may train several times, and processes can join but once
     if size == 1:
         return World(0, 1, place)
