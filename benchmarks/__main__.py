@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 def pretraining(settings: Settings) -> dict[str, Any]:
     from benchmarks import pretrain  # the training stack, which nothing else here needs
 
-    return pretrain.compare(min(settings.rounds, 3), [])
+    return pretrain.compare(min(settings.rounds, 3))
 
 
 #: Studies that are no workloads.

@@ -40,9 +40,9 @@ PEER, OURS = "transformers Trainer", "BertBlocks"
 class Setting:
     """What both sides share: the recipe, its texts, and a model's first weights."""
 
-    def __init__(self, folder: Path, overrides: list[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         shown = [f"run.folder={folder}", f"phases.0.duration={STEPS}", "run.evaluation.every=null", "run.log_every=1"]
-        self.recipe: Recipe = read_recipe("demo", [*overrides, *shown])
+        self.recipe: Recipe = read_recipe("demo", shown)
         self.world: World = join(self.recipe.run.device)
         self.quiet = Progress(Console(quiet=True), is_shown=False)
         self.texts: Texts = make_texts(self.recipe, self.world, Progress(Console(stderr=True)))
@@ -57,8 +57,8 @@ class Setting:
         return model
 
 
-def train_ours(setting: Setting, folder: Path) -> tuple[float, int, float]:
-    """Seconds and real tokens of all steps but the first, and the loss of the last."""
+def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
+    """Seconds and real tokens of all steps but the first."""
     recipe = setting.recipe
     model = setting.model()
     task = PackedTask(recipe, setting.texts.train, build_objectives(recipe, setting.texts.tokenizer, model.config))
@@ -74,7 +74,7 @@ def train_ours(setting: Setting, folder: Path) -> tuple[float, int, float]:
     )
     trainer.train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return lines[-1]["seconds"] - lines[0]["seconds"], lines[-1]["tokens"] - lines[0]["tokens"], lines[-1]["loss"]
+    return lines[-1]["seconds"] - lines[0]["seconds"], lines[-1]["tokens"] - lines[0]["tokens"]
 
 
 class Pieces(torch.utils.data.Dataset):
@@ -122,7 +122,7 @@ class CountingCollator:
         return self.collate(examples)
 
 
-def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) -> tuple[float, int, float]:
+def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) -> tuple[float, int]:
     """The same of transformers' Trainer on its own ModernBERT, for about as many tokens."""
     recipe = setting.recipe
     mean = sum(len(pieces[index]["input_ids"]) for index in range(0, len(pieces), 50)) / len(range(0, len(pieces), 50))
@@ -147,19 +147,19 @@ def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) ->
     model = to_huggingface(setting.model()).train()
     trainer = Trainer(model, arguments, collator, pieces, callbacks=[watch])
     trainer.pop_callback(transformers.trainer_callback.PrinterCallback)
-    loss = trainer.train().training_loss
-    return watch.seconds, sum(collator.tokens[1:steps]), loss
+    trainer.train()
+    return watch.seconds, sum(collator.tokens[1:steps])
 
 
-def compare(rounds: int, overrides: list[str]) -> dict[str, Any]:
+def compare(rounds: int) -> dict[str, Any]:
     """Rates in tokens per second, round by round; the first round warms up."""
     rates: dict[str, list[float]] = {PEER: [], OURS: []}
     with tempfile.TemporaryDirectory() as scratch:
-        setting = Setting(Path(scratch) / "run", overrides)
+        setting = Setting(Path(scratch) / "run")
         pieces = Pieces(setting)
         for number in range(rounds + 1):
-            seconds, tokens, _ = train_ours(setting, Path(scratch) / f"ours-{number}")
-            peer_seconds, peer_tokens, _ = train_theirs(setting, pieces, Path(scratch) / f"theirs-{number}", tokens)
+            seconds, tokens = train_ours(setting, Path(scratch) / f"ours-{number}")
+            peer_seconds, peer_tokens = train_theirs(setting, pieces, Path(scratch) / f"theirs-{number}", tokens)
             if number:
                 rates[OURS].append(tokens / seconds)
                 rates[PEER].append(peer_tokens / peer_seconds)

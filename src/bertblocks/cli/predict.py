@@ -180,10 +180,10 @@ def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]
     """Inputs of a table, by columns that are guessed and said; questions also of SQuAD's json."""
     from bertblocks.tasks.columns import choose_columns, write_columns
     from bertblocks.tasks.records import DataError, read_records
-    from bertblocks.tasks.squad import is_squad, read_questions
+    from bertblocks.tasks.squad import read_squad
 
-    if "question" in roles.names and is_squad(file):
-        return [(question.question, question.context) for question in read_questions(file)]
+    if "question" in roles.names and (questions := read_squad(file)) is not None:
+        return [(question.question, question.context) for question in questions]
     records = read_records(file)
     chosen: dict[str, str] = {}
     for group in roles.sets:

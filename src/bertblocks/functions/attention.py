@@ -74,7 +74,7 @@ class Group:
 
     def of_queries(self, x: Tensor) -> Tensor:
         """`[tokens, heads, d]` -> `[rows * heads, length, d]`; alike below."""
-        return x[self.tokens].unflatten(0, (self.rows, self.length)).transpose(1, 2).flatten(0, 1)
+        return self._swap(x[self.tokens])
 
     of_keys = of_queries
 
@@ -84,14 +84,18 @@ class Group:
             return self.of_queries(x)
         slots = x.new_zeros(self.rows * self.length, *x.shape[1:])
         slots[self.real] = x[self.tokens[self.real]]  # type: ignore[index]
-        return slots.unflatten(0, (self.rows, self.length)).transpose(1, 2).flatten(0, 1)
+        return self._swap(slots)
 
     def put(self, into: Tensor, values: Tensor) -> None:
-        slots = values.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
+        slots = self._swap(values)
         if self.real is None:
             into[self.tokens] = slots
         else:
             into[self.tokens[self.real]] = slots[self.real]  # type: ignore[index]
+
+    def _swap(self, x: Tensor) -> Tensor:
+        """`[rows * length, heads, d]` to `[rows * heads, length, d]`, or back."""
+        return x.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
 
     # the tokens of a group are in no other piece
     add_keys = put

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertblocks.numerics import upcast
 from bertblocks.tasks.alignment import trim
-from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import answer_f1, answering_scores
 from bertblocks.tasks.records import DataError
@@ -25,9 +25,6 @@ from bertblocks.tasks.windows import cut_windows
 
 if TYPE_CHECKING:
     from bertblocks.inference import Predictor
-
-#: Questions that a report shows because their answers are worst.
-WORST = 20
 
 
 class Answer(FineTuneTask):

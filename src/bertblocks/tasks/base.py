@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from bertblocks.inference import Predictor
 
 
+#: Examples that a report shows because they went worst.
+WORST = 20
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """Scores, and what a report shows beside them: tables by title, as rows of which the first is the header."""

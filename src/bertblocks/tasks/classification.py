@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertblocks.numerics import upcast
-from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.columns import choose_columns, write_columns
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.labels import Labels, find_labels, labels_of_config
@@ -25,9 +25,6 @@ from bertblocks.tasks.windows import cut_pair
 
 if TYPE_CHECKING:
     from bertblocks.inference import Classification, Predictor
-
-#: Examples that a report shows because the model was surest of a wrong answer.
-WORST = 20
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,6 @@ def _score_classes(examples: Sequence[TextExample], said: Sequence[Classificatio
     everything = list(range(len(names)))
     confusion = metrics.confusion_matrix(gold, predicted, labels=everything)
     parts = metrics.precision_recall_fscore_support(gold, predicted, labels=everything, zero_division=0)
-    by_label = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
     surest = sorted(
         (i for i in range(len(gold)) if gold[i] != predicted[i]), key=lambda i: -said[i].scores[names[predicted[i]]]
     )
@@ -188,11 +184,17 @@ def _score_classes(examples: Sequence[TextExample], said: Sequence[Classificatio
         classification_scores(gold, predicted, len(names)),
         resample=lambda i: float(right[i].mean()),
         tables={
-            "Labels": [["label", "precision", "recall", "F1", "examples"], *by_label],
+            "Labels": _by_label(names, parts),
             "Worst examples": [["gold", "predicted", "probability", "text"], *worst],
         },
         confusion=(confusion.tolist(), names),
     )
+
+
+def _by_label(names: list[str], parts: Sequence[np.ndarray]) -> list[list[Any]]:
+    """A table of precision, recall, F1 and count, as scikit-learn gives them."""
+    rows = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
+    return [["label", "precision", "recall", "F1", "examples"], *rows]
 
 
 def _label_tables(
@@ -202,7 +204,6 @@ def _label_tables(
     from sklearn import metrics
 
     parts = metrics.precision_recall_fscore_support(gold, said, average=None, zero_division=0)
-    by_label = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
     wrong = (gold != said).sum(axis=1)
     worst = [
         [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, said)), text]
@@ -210,7 +211,7 @@ def _label_tables(
         if wrong[i] and (text := _write(examples[i]))
     ]
     return {
-        "Labels": [["label", "precision", "recall", "F1", "examples"], *by_label],
+        "Labels": _by_label(names, parts),
         "Worst examples": [["gold", "predicted", "text"], *worst],
     }
 

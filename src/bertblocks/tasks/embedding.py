@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from bertblocks.blocks.head import pool
 from bertblocks.layout import SequenceLayout
 from bertblocks.numerics import upcast
-from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.columns import choose_columns, write_columns
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import regression_scores, retrieval_scores
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Similarities are multiplied by this before the softmax, as sentence-transformers does.
 SCALE = 20.0
-#: Pairs that a report shows because their cosines are furthest from their scores.
-WORST = 20
 #: Ranks at which retrieval is scored.
 RANKS = (1, 10)
 

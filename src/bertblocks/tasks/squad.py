@@ -37,17 +37,26 @@ def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -
     Answers of a table are SQuAD's `{"text": [...], "answer_start": [...]}` or a list of `{"text", "answer_start"}`.
     Every answer must stand at its offset.
     """
-    if is_squad(source):
-        path = Path(source)
-        questions = [
-            question
-            for number, article in enumerate(read_json(path)["data"], start=1)
-            for question in _read_article(path, number, article)
-        ]
-    else:
+    questions = read_squad(source)
+    if questions is None:
         records = read_records(source)
         columns = choose_columns(records, ["question", "context", "answers"], ["id"], given or {})
-        questions = [_read_row(records, index, columns) for index in range(len(records))]
+        questions = _checked([_read_row(records, index, columns) for index in range(len(records))], source)
+    return questions
+
+
+def read_squad(source: str | Path) -> list[Question] | None:
+    """The questions of SQuAD's own json, articles with paragraphs; None for any other file."""
+    path = Path(source)
+    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    articles = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(articles, list) or not all(isinstance(a, dict) and "paragraphs" in a for a in articles):
+        return None
+    numbered = enumerate(articles, start=1)
+    return _checked([one for number, article in numbered for one in _read_article(path, number, article)], source)
+
+
+def _checked(questions: list[Question], source: str | Path) -> list[Question]:
     if not questions:
         raise DataError(f"{source}: the file has no questions.")
     seen: set[str] = set()
@@ -57,14 +66,6 @@ def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -
             raise DataError(f"{question.place}: the id {question.id!r} is given twice.")
         seen.add(question.id)
     return questions
-
-
-def is_squad(source: str | Path) -> bool:
-    """Whether a file is SQuAD's own json: articles with paragraphs."""
-    path = Path(source)
-    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
-    articles = content.get("data") if isinstance(content, dict) else None
-    return isinstance(articles, list) and all(isinstance(a, dict) and "paragraphs" in a for a in articles)
 
 
 def _read_article(path: Path, number: int, article: dict[str, Any]) -> list[Question]:

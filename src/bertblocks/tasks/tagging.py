@@ -18,7 +18,7 @@ from bertblocks.models.masked_lm import IGNORE
 from bertblocks.numerics import upcast
 from bertblocks.registry import nearest
 from bertblocks.tasks.alignment import Span, align, join_words, spread_labels, words_of
-from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.columns import choose_columns
 from bertblocks.tasks.conll import read_conll
 from bertblocks.tasks.features import Feature, FeatureBatch
@@ -31,9 +31,6 @@ from bertblocks.tasks.windows import cut_windows
 
 if TYPE_CHECKING:
     from bertblocks.inference import Predictor
-
-#: Texts that a report shows because most of their tags are wrong.
-WORST = 20
 
 
 @dataclass(frozen=True)
