@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bertblocks import BertBlocksModel
 from bertblocks.backends import AttentionPattern, CpuBackend, EagerBackend, FlashBackend, SdpaBackend, get_backend
@@ -117,6 +118,25 @@ def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together,
     with torch.no_grad():
         results[0].append(results[0][0])
         results[1].append(CpuBackend().attend(*qkv, layout, options, 0.4, 0.0))
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("together", [0, 4, 12, 64])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_alibi, monkeypatch):
+    """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
+    monkeypatch.setattr(CpuBackend, "block_size", 3)
+    monkeypatch.setattr(cpu_module, "MOST_TOGETHER", together)
+    lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
+    layout = SequenceLayout.from_cu_seqlens(F.pad(lengths.cumsum(0), (1, 0)), (int(lengths.sum()),))
+    qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
+    weight = torch.randn(len(qkv[0]), HEADS, SIZE, dtype=torch.float64)
+    options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    results = []
+    for backend in (EagerBackend(), CpuBackend()):
+        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
 

@@ -115,6 +115,29 @@ def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
         assert difference < 1e-9, f"{where}: gradients differ by {difference:.1e} of the largest"
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=label)
+def test_wanted_rows_are_those_of_the_whole(choice):
+    """The last layer of some tokens only, in any order and repeated; outputs and gradients, also with all states."""
+    model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
+    ids = torch.cat(ragged_ids(EDGE_LENGTHS))
+    bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
+    chosen = torch.tensor([len(ids) - 1, 3, 0, 3, 7])
+    weight = torch.randn(len(chosen), model.config.hidden_size, dtype=torch.float64)
+    results = []
+    for options in ({}, {"rows": lambda _: chosen}, {"rows": lambda _: chosen, "output_hidden_states": True}):
+        model.zero_grad()
+        encoded = model.encode(ids, cu_seqlens=bounds, **options)
+        hidden = encoded.hidden if options else encoded.hidden[chosen]
+        (hidden * weight).sum().backward()
+        results.append((hidden, gradients(model)))
+    assert encoded.hidden_states is not None
+    assert torch.equal(encoded.hidden_states[-1][chosen], hidden)
+    whole, scale = results[0], results[0][1].abs().max()
+    for hidden, gradient in results[1:]:
+        torch.testing.assert_close(hidden, whole[0], atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(gradient / scale, whole[1] / scale, atol=1e-9, rtol=0)
+
+
 def pack_rows(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The sequences in order, in two rows of several segments each."""
     real = [ids for ids in sequences if len(ids)]

@@ -61,7 +61,7 @@ def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
     with torch.enable_grad(), _fused_attention(model), hooks:
         if isinstance(model, LanguageModel):
             rows = torch.zeros(max(1, round(LABELLED_SHARE * length)), dtype=torch.long, device="meta")
-            model.summed_loss(model.model.encode(ids).hidden[rows], ids[0, rows])
+            model.summed_loss(model.model.encode(ids, rows=lambda _: rows).hidden, ids[0, rows])
         else:
             model(ids)
     model.train(was_training)

@@ -58,8 +58,14 @@ class Attention(nn.Module):
         return self.position.rotate(q, k, layout)
 
     def forward(
-        self, x: Tensor, layout: SequenceLayout, backend: AttentionBackend, output_weights: bool = False
+        self,
+        x: Tensor,
+        layout: SequenceLayout,
+        backend: AttentionBackend,
+        output_weights: bool = False,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:
+        """For all tokens or, with `rows`, for those; and every sequence's weights if asked for."""
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -71,7 +77,7 @@ class Attention(nn.Module):
             attended, weights = EagerBackend().attend_with_weights(q, k, v, layout, self.pattern, self.scale, dropout)
         else:
             attended = backend.attend(q, k, v, layout, self.pattern, self.scale, dropout)
-        return self.out_dropout(self.out(attended.flatten(1))), weights
+        return self.out_dropout(self.out(take(attended.flatten(1), rows))), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
@@ -84,6 +90,10 @@ class Attention(nn.Module):
         if self.pattern.num_global_tokens:
             parts.append(f"global_tokens={self.pattern.num_global_tokens}")
         return ", ".join(parts)
+
+
+def take(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(0, rows)
 
 
 def pad_weights(weights: list[Tensor], layout: SequenceLayout, num_heads: int) -> Tensor:

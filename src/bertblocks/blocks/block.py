@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bertblocks.backends.base import AttentionBackend
-from bertblocks.blocks.attention import Attention
+from bertblocks.blocks.attention import Attention, take
 from bertblocks.blocks.mlp import get_mlp
 from bertblocks.blocks.norm import DeepNorm, get_norm
 from bertblocks.blocks.position import BlockPosition, get_block_position
@@ -52,7 +52,10 @@ class Residual(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Attention, then feed-forward; or, if parallel, both on the same normalised input."""
+    """Attention, then feed-forward; or, if parallel, both on the same normalised input.
+
+    With `rows`, the output is that of those tokens alone: after attention no token needs another.
+    """
 
     def __init__(
         self, attention: Attention, mlp: nn.Module, attention_residual: Residual, mlp_residual: Residual | None
@@ -64,12 +67,18 @@ class Block(GradientCheckpointingLayer):
         self.mlp_residual = mlp_residual
 
     def forward(
-        self, x: Tensor, layout: SequenceLayout, backend: AttentionBackend, output_weights: bool = False
+        self,
+        x: Tensor,
+        layout: SequenceLayout,
+        backend: AttentionBackend,
+        output_weights: bool = False,
+        rows: Tensor | None = None,
     ) -> LayerOutput:
         normed = self.attention_residual.pre_norm(x)
-        branch, weights = self.attention(normed, layout, backend, output_weights)
+        branch, weights = self.attention(normed, layout, backend, output_weights, rows)
+        x = take(x, rows)
         if self.mlp_residual is None:
-            return self.attention_residual.join(x, branch + self.mlp(normed)), weights
+            return self.attention_residual.join(x, branch + self.mlp(take(normed, rows))), weights
         x = self.attention_residual.join(x, branch)
         return self.mlp_residual.join(x, self.mlp(self.mlp_residual.pre_norm(x))), weights
 
@@ -118,10 +127,15 @@ class NGPTBlock(GradientCheckpointingLayer):
         return unit(start + rate * (unit(branch) - start))
 
     def forward(
-        self, x: Tensor, layout: SequenceLayout, backend: AttentionBackend, output_weights: bool = False
+        self,
+        x: Tensor,
+        layout: SequenceLayout,
+        backend: AttentionBackend,
+        output_weights: bool = False,
+        rows: Tensor | None = None,
     ) -> LayerOutput:
-        branch, weights = self.attention(x, layout, backend, output_weights)
-        x = self.step(x, branch, self.attention_alpha)
+        branch, weights = self.attention(x, layout, backend, output_weights, rows)
+        x = self.step(take(x, rows), branch, self.attention_alpha)
         return self.step(x, self.mlp(x), self.mlp_alpha), weights
 
 

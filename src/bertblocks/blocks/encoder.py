@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from bertblocks.backends import get_backend
-from bertblocks.blocks.attention import Attention, pad_weights
+from bertblocks.blocks.attention import Attention, pad_weights, take
 from bertblocks.blocks.block import get_block
 from bertblocks.blocks.norm import get_norm
 from bertblocks.blocks.position import get_shared_position
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class EncoderOutput:
     """Flat hidden states; the lists are filled when asked for, as transformers defines them."""
 
-    last_hidden_state: Tensor  # [tokens, hidden]
-    #: The embeddings, then every layer's output; the last entry is `last_hidden_state`, after the final norm.
+    last_hidden_state: Tensor  # [tokens or wanted rows, hidden]
+    #: The embeddings, then every layer's output for all tokens, the last after the final norm.
     hidden_states: list[Tensor] | None
     #: Per layer `[rows, heads, length, length]`.
     attentions: list[Tensor] | None
@@ -60,14 +60,19 @@ class Encoder(nn.Module):
         layout: SequenceLayout,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
+        rows: Tensor | None = None,
     ) -> EncoderOutput:
+        """`rows` are the tokens whose last hidden state is wanted, all if None."""
         modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
         patterns = [attention.pattern for attention in modules]
         backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
         hidden_states = [x] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
-        for group in self.order:
-            x, weights = self.layers[group](x, layout, backend, output_attentions)
+        last = len(self.order) - 1
+        for index, group in enumerate(self.order):
+            # most of the last layer's work is saved, unless its whole output is asked for as well
+            wanted = rows if index == last and hidden_states is None else None
+            x, weights = self.layers[group](x, layout, backend, output_attentions, wanted)
             if hidden_states is not None:
                 hidden_states.append(x)
             if attentions is not None:
@@ -76,4 +81,6 @@ class Encoder(nn.Module):
             x = self.final_norm(x)
             if hidden_states is not None:
                 hidden_states[-1] = x
+        if hidden_states is not None:
+            x = take(x, rows)
         return EncoderOutput(x, hidden_states, attentions)

@@ -26,11 +26,10 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
         >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), layout, "mean").tolist()
         [[2.0], [5.0]]
     """
-    has_tokens = (layout.length_tensor > 0)[:, None]
     if x.shape[0] == 0:
         return x.new_zeros(layout.num_sequences, x.shape[-1])
     if kind == "cls":
-        return x[layout.first_tokens].masked_fill(~has_tokens, 0.0)
+        return keep_firsts(x[layout.first_tokens], layout)
     empty = x.new_zeros(layout.num_sequences, x.shape[-1])
     real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
     if kind == "mean":
@@ -40,19 +39,30 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
         x = x if real is None else x.masked_fill(~real, torch.finfo(x.dtype).min)
         index = layout.sequence_ids[:, None].expand_as(x)
         highest = empty.scatter_reduce(0, index, x, reduce="amax", include_self=False)
-        return highest.masked_fill(~has_tokens, 0.0)
+        return highest.masked_fill(_is_empty(layout), 0.0)
     raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, mean, max.")
 
 
+def keep_firsts(firsts: Tensor, layout: SequenceLayout) -> Tensor:
+    """`pool(x, layout, "cls")` from the rows `layout.first_tokens` of x, or from no rows if there are no tokens."""
+    if firsts.shape[0] == 0:
+        return firsts.new_zeros(layout.num_sequences, firsts.shape[-1])
+    return firsts.masked_fill(_is_empty(layout), 0.0)
+
+
+def _is_empty(layout: SequenceLayout) -> Tensor:
+    return (layout.length_tensor == 0)[:, None]
+
+
 class Pooler(nn.Module):
-    """BERT's pooler: a dense layer and tanh on the first token."""
+    """BERT's pooler: a dense layer and tanh on the first token of each sequence."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, x: Tensor, layout: SequenceLayout) -> Tensor:
-        return torch.tanh(self.dense(pool(x, layout, "cls")))
+    def forward(self, firsts: Tensor) -> Tensor:
+        return torch.tanh(self.dense(firsts))
 
 
 class ContactHead(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertblocks.blocks.head import pool
+from bertblocks.blocks.head import keep_firsts, pool
 from bertblocks.inference.fitting import Fitter
 from bertblocks.inference.job import Job, PieceBatch, Work, check_text, to_numpy
 from bertblocks.models import BertBlocksPreTrainedModel
@@ -40,6 +40,9 @@ class EmbeddingJob(Job[np.ndarray]):
         return [Work(self.fitter.fit(one, index)) for index, one in enumerate(tokens, start=first)]
 
     def run(self, batch: PieceBatch) -> Sequence[np.ndarray]:
+        if self.pooling == "cls":
+            encoded = self.model.base_model.encode(**batch.inputs, rows=lambda layout: layout.first_tokens)
+            return list(to_numpy(keep_firsts(upcast(encoded.hidden), encoded.layout)))
         encoded = self.model.base_model.encode(**batch.inputs)
         return list(to_numpy(pool(upcast(encoded.hidden), encoded.layout, self.pooling)))
 

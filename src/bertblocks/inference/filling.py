@@ -53,10 +53,11 @@ class FillingJob(Job[list[list[Filling]]]):
 
     def run(self, batch: PieceBatch) -> Sequence[list[list[Filling]]]:
         model = cast(LanguageModel, self.model)
-        hidden = model.base_model.encode(**batch.inputs).hidden
         own_rows = [piece.rows or [] for piece in batch.pieces]
-        rows = [int(start) + row for start, own in zip(batch.starts, own_rows, strict=False) for row in own]
-        fillings = [filling for part in hidden[rows].split(ROWS) for filling in self._fill(model.logits(part))]
+        starts = zip(batch.starts, own_rows, strict=False)
+        rows = torch.tensor([int(start) + row for start, own in starts for row in own], device=model.device)
+        hidden = model.base_model.encode(**batch.inputs, rows=lambda _: rows).hidden
+        fillings = [filling for part in hidden.split(ROWS) for filling in self._fill(model.logits(part))]
         ends = torch.tensor([0, *map(len, own_rows)]).cumsum(0).tolist()
         return [fillings[start:end] for start, end in itertools.pairwise(ends)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout, keep_mask
-from bertblocks.models.masked_lm import IGNORE, LanguageModel
+from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
 from bertblocks.numerics import upcast
 
 
@@ -64,6 +65,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         if drawn:
             layout = self.model.layout(input_ids, attention_mask, cu_seqlens, packed_seqlens)
             input_ids, labels, timesteps, real = self._hide(input_ids, labels, layout)  # type: ignore[arg-type]
+        want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
             input_ids,
             attention_mask,
@@ -74,9 +76,9 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             packed_seqlens,
             output_hidden_states,
             output_attentions,
+            rows=None if labels is None or want_logits else partial(labelled_rows, labels=labels),
         )
         layout = encoded.layout
-        want_logits = return_logits if return_logits is not None else labels is None or not self.training
         logits = self.logits(encoded.hidden) if want_logits else None
         loss = None
         if labels is not None and timesteps is not None:
@@ -85,7 +87,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             rows = (targets != IGNORE).nonzero().squeeze(1)
             row_weights = 1 / upcast(timesteps)[layout.sequence_ids[rows]]
             if logits is None:
-                weighted = self.summed_loss(encoded.hidden[rows], targets[rows], row_weights)
+                weighted = self.summed_loss(encoded.hidden, targets[rows], row_weights)
             else:
                 losses = F.cross_entropy(upcast(logits[rows]), targets[rows], reduction="none")
                 weighted = losses @ row_weights.to(losses)
@@ -188,10 +190,9 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                 todo = (block_of == block) & open_
                 if not todo.any():
                     break
-                # of all tokens only the open ones reach the decoder
-                encoded = self.model.encode(ids, attention_mask)
-                rows = encoded.layout.gather(todo).nonzero().squeeze(1)
-                tokens, sureness = self._choose(encoded.hidden[rows], temperature, top_k, top_p, generator)
+                labels = ids.masked_fill(~todo, IGNORE)
+                encoded = self.model.encode(ids, attention_mask, rows=partial(labelled_rows, labels=labels))
+                tokens, sureness = self._choose(encoded.hidden, temperature, top_k, top_p, generator)
                 ids_now, sureness_now = ids.clone(), torch.zeros(ids.shape, device=ids.device)
                 ids_now[todo], sureness_now[todo] = tokens, sureness
                 chosen = _reveal(todo, sureness_now, passes - index, order, generator)

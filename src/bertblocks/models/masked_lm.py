@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.functions.cross_entropy import linear_cross_entropy
 from bertblocks.functions.linear import is_captured_or_cast
 from bertblocks.kernels import liger
+from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.numerics import upcast
@@ -75,11 +77,13 @@ class LanguageModel(BertBlocksPreTrainedModel):
         return linear_cross_entropy(hidden, weight, bias, labels, row_weights)
 
     def masked_loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of cross-entropies over labelled rows and their number; without logits, only those reach the head."""
+        """The sum of cross-entropies over labelled tokens and their number.
+
+        It is taken from the logits of all tokens or, without them, from the hidden states of the labelled ones.
+        """
         scored = targets != IGNORE
         if logits is None:
-            rows = scored.nonzero().squeeze(1)
-            return self.summed_loss(hidden[rows], targets[rows]), scored.sum()
+            return self.summed_loss(hidden, targets[scored]), scored.sum()
         return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum"), scored.sum()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -90,6 +94,11 @@ class LanguageModel(BertBlocksPreTrainedModel):
         super()._init_weights(module)
         if module is self and self.logit_scale is not None:
             init.ones_(self.logit_scale)
+
+
+def labelled_rows(layout: SequenceLayout, labels: Tensor) -> Tensor:
+    """The tokens that are scored."""
+    return (layout.real_labels(labels, IGNORE) != IGNORE).nonzero().squeeze(1)
 
 
 class BertBlocksForMaskedLM(LanguageModel):
@@ -125,6 +134,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
     ) -> MaskedLMOutput:
+        want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
             input_ids,
             attention_mask,
@@ -135,9 +145,9 @@ class BertBlocksForMaskedLM(LanguageModel):
             packed_seqlens,
             output_hidden_states,
             output_attentions,
+            rows=None if labels is None or want_logits else partial(labelled_rows, labels=labels),
         )
         hidden, layout = encoded.hidden, encoded.layout
-        want_logits = return_logits if return_logits is not None else labels is None or not self.training
         logits = self.logits(hidden) if want_logits else None
         loss = None
         if labels is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from bertblocks.blocks.embedding import get_embedding
 from bertblocks.blocks.encoder import Encoder
-from bertblocks.blocks.head import ContactHead, Pooler
+from bertblocks.blocks.head import ContactHead, Pooler, pool
 from bertblocks.config import BertBlocksConfig
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import Batch, BertBlocksPreTrainedModel, read_layout
@@ -21,7 +22,7 @@ from bertblocks.models.base import Batch, BertBlocksPreTrainedModel, read_layout
 class Encoded:
     """Flat hidden states with their layout, for heads; and, in callers' shapes, what was asked for beside them."""
 
-    hidden: Tensor  # [tokens, hidden]
+    hidden: Tensor  # [tokens or wanted rows, hidden]
     layout: SequenceLayout
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
@@ -81,8 +82,13 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         packed_seqlens: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        rows: Callable[[SequenceLayout], Tensor] | None = None,
     ) -> Encoded:
-        """The forward pass with its result left flat, for heads that look at some rows only."""
+        """The forward pass with its result left flat, for heads.
+
+        A head that looks at some tokens only says which by `rows`, from the layout: `hidden` is then theirs, in that
+        order, and the rest of the last layer is not computed. A batch of padding only has none.
+        """
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         want_attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -99,7 +105,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         )
         layout = batch.layout
         x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout)
-        out = self.encoder(x, layout, bool(want_states), bool(want_attentions))
+        wanted = rows(layout) if rows is not None and len(x) else None
+        out = self.encoder(x, layout, bool(want_states), bool(want_attentions), wanted)
         states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
         return Encoded(out.last_hidden_state, layout, states, tuple(out.attentions) if out.attentions else None)
 
@@ -138,9 +145,10 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
             output_hidden_states,
             output_attentions,
         )
+        hidden, layout = encoded.hidden, encoded.layout
         return BaseModelOutputWithPooling(
-            last_hidden_state=encoded.layout.scatter(encoded.hidden),
-            pooler_output=None if self.pooler is None else self.pooler(encoded.hidden, encoded.layout),
+            last_hidden_state=layout.scatter(hidden),
+            pooler_output=None if self.pooler is None else self.pooler(pool(hidden, layout, "cls")),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )

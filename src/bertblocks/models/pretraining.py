@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
+from bertblocks.blocks.head import keep_firsts, pool
 from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
-from bertblocks.models.masked_lm import IGNORE, LanguageModel
+from bertblocks.layout import SequenceLayout
+from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
 from bertblocks.numerics import upcast
 
 
@@ -73,6 +76,13 @@ class BertBlocksForPreTraining(LanguageModel):
 
         `loss` is the mean over labelled tokens plus the mean over labelled sequences.
         """
+        want_logits = return_logits if return_logits is not None else labels is None or not self.training
+        only_scored = labels is not None and not want_logits
+
+        def scored_and_first(layout: SequenceLayout) -> Tensor:
+            assert labels is not None
+            return torch.cat([labelled_rows(layout, labels), layout.first_tokens])
+
         encoded = self.model.encode(
             input_ids,
             attention_mask,
@@ -83,11 +93,16 @@ class BertBlocksForPreTraining(LanguageModel):
             packed_seqlens,
             output_hidden_states,
             output_attentions,
+            rows=scored_and_first if only_scored else None,
         )
         hidden, layout = encoded.hidden, encoded.layout
+        if only_scored:
+            scored = len(hidden) - layout.num_sequences
+            hidden, firsts = hidden[:scored], keep_firsts(hidden[scored:], layout)
+        else:
+            firsts = pool(hidden, layout, "cls")
         assert self.model.pooler is not None
-        order_logits = self.order(self.model.pooler(hidden, layout))  # [sequences, 2]
-        want_logits = return_logits if return_logits is not None else labels is None or not self.training
+        order_logits = self.order(self.model.pooler(firsts))  # [sequences, 2]
         logits = self.logits(hidden) if want_logits else None
         terms: list[Tensor] = []
         masked_total = order_total = None

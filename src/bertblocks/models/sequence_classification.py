@@ -9,7 +9,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.blocks.dropout import Dropout
-from bertblocks.blocks.head import get_classifier_head, pool
+from bertblocks.blocks.head import get_classifier_head, keep_firsts, pool
 from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
@@ -53,6 +53,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> SequenceClassifierOutput:
+        by_first_token = self.model.pooler is not None or self.config.classifier_pooling == "cls"
         encoded = self.model.encode(
             input_ids,
             attention_mask,
@@ -63,14 +64,17 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             packed_seqlens,
             output_hidden_states,
             output_attentions,
+            rows=(lambda layout: layout.first_tokens) if by_first_token else None,
         )
         hidden, head = encoded.hidden, self.classifier_head
         if head is not None and self.config.classifier_head_before_pooling:
             hidden, head = head(hidden), None
-        if self.model.pooler is not None:
-            pooled = self.model.pooler(hidden, encoded.layout)
+        if by_first_token:
+            pooled = keep_firsts(hidden, encoded.layout)
         else:
             pooled = pool(hidden, encoded.layout, self.config.classifier_pooling)
+        if self.model.pooler is not None:
+            pooled = self.model.pooler(pooled)
         if head is not None:
             pooled = head(pooled)
         logits = self.classifier(self.dropout(pooled))
