@@ -72,11 +72,13 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """Every row's loss and, if wanted, its gradient with respect to the logits: softmax less 1 at the label."""
     logits = upcast(linear(hidden, weight, bias))
-    torch.log_softmax(logits, dim=-1, out=logits)
-    losses = -logits.gather(1, labels[:, None]).squeeze(1)
+    of_labels, highest = logits.gather(1, labels[:, None]), logits.amax(dim=-1, keepdim=True)
+    torch.softmax(logits, dim=-1, out=logits)
+    # the log of the softmax's sum, from the likeliest token: its probability cannot round to 0
+    losses = highest - logits.amax(dim=-1, keepdim=True).log() - of_labels
     if wants_gradient:
-        logits.exp_().scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0)[:, None])
-    return losses, logits.to(hidden.dtype)
+        logits.scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0))
+    return losses.squeeze(1), logits.to(hidden.dtype)
 
 
 def _add_gradients(
