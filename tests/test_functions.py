@@ -118,11 +118,14 @@ def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, int
     pairs = int(8 * partial) // 2
     angles = torch.randn(5, 1, pairs, dtype=torch.float64)
 
-    def turn(x):
-        return rotation.Rotation.apply(x, angles.cos(), angles.sin(), interleaved)
-
     firsts = [2 * pair if interleaved else pair for pair in range(pairs)]
     seconds = [first + (1 if interleaved else pairs) for first in firsts]
+    cos = torch.empty(5, 1, 2 * pairs, dtype=torch.float64)
+    cos[..., firsts] = cos[..., seconds] = angles.cos()
+
+    def turn(x):
+        return rotation.Rotation.apply(x, cos, angles.sin(), interleaved)
+
     as_complex = torch.complex(x[..., firsts], x[..., seconds]) * torch.exp(1j * angles)
     expected = x.detach().clone()
     expected[..., firsts], expected[..., seconds] = as_complex.real.detach(), as_complex.imag.detach()

@@ -222,7 +222,7 @@ class RotaryPosition(BlockPosition):
         self.max_positions = max_positions
         scaling_key = json.dumps(scaling, sort_keys=True)
         self.frequency_dtype = frequency_dtype
-        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions, frequency_dtype)
+        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions, frequency_dtype, interleaved)
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> RotaryPosition:
@@ -272,11 +272,13 @@ class RotaryPosition(BlockPosition):
         return layout.positions[:, None].float() * inverse[layout.sequence_ids], factor
 
     def tables(self, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[tokens, 1, pairs]`, shared by all layers with the same settings."""
+        """Cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`, shared by layers with the same settings."""
 
         def compute() -> tuple[Tensor, Tensor]:
             angles, factor = self._angles(layout)
-            return (angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None]
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            cos = cos.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((cos, cos), dim=-1)
+            return cos[:, None], sin[:, None]
 
         return layout.memo(self._memo_key, compute)
 
@@ -289,12 +291,11 @@ class RotaryPosition(BlockPosition):
             return rotate(x, cos, sin, self.interleaved)
         part = upcast(x[..., : self.rotary_dim])
         if self.interleaved:
-            a, b = part[..., 0::2], part[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+            crossed = torch.stack((-part[..., 1::2] * sin, part[..., 0::2] * sin), dim=-1).flatten(-2)
         else:
             a, b = part.chunk(2, dim=-1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-        turned = turned.to(x.dtype)
+            crossed = torch.cat((-b * sin, a * sin), dim=-1)
+        turned = (part * cos + crossed).to(x.dtype)
         return turned if self.rotary_dim == self.head_dim else torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
 
     def extra_repr(self) -> str:

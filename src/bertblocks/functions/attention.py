@@ -32,22 +32,30 @@ class Piece:
     #: True for a sequence so long that torch's fused kernel wins; only without gradients.
     is_long: bool = False
 
+    @property
+    def owns_keys(self) -> bool:
+        """False for a part of a sequence, whose keys are other parts' too."""
+        return self.keys == self.queries
+
     def num_scores(self, heads: int) -> int:
         queries, keys = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
         return 0 if self.is_long else heads * queries * keys
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """`[tokens, heads, d]` -> `[heads, queries, d]`; alike below."""
-        return x[self.queries].transpose(0, 1)
+        """`[heads, tokens, d]` -> `[heads, queries, d]`; alike below."""
+        return x[:, self.queries]
 
     def of_keys(self, x: Tensor) -> Tensor:
-        return x[self.keys].transpose(0, 1)
+        return x[:, self.keys]
 
     def put(self, into: Tensor, values: Tensor) -> None:
-        into[self.queries] = values.transpose(0, 1)
+        into[:, self.queries].copy_(values)
 
     def add_keys(self, into: Tensor, values: Tensor) -> None:
-        into[self.keys] += values.transpose(0, 1)
+        if self.owns_keys:
+            self.put(into, values)
+        else:
+            into[:, self.keys].add_(values)
 
     def scores(self, queries: Tensor, keys: Tensor, scale: float, out: Tensor) -> Tensor:
         before = out if self.mask is None else self.mask.expand(out.shape)
@@ -64,23 +72,20 @@ class Group:
     #: What is added to the scores, broadcast to `[rows, heads, length, length]`.
     mask: Tensor | None = None
 
+    owns_keys = True
+
     def num_scores(self, heads: int) -> int:
         return self.rows * heads * self.length**2
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """`[tokens, heads, d]` -> `[rows * heads, length, d]`; alike below."""
-        return self._swap(x[self.tokens])
+        """`[heads, tokens, d]` -> `[rows * heads, length, d]`; alike below."""
+        return x[:, self.tokens].unflatten(1, (self.rows, -1)).transpose(0, 1).flatten(0, 1)
 
     of_keys = of_queries
 
     def put(self, into: Tensor, values: Tensor) -> None:
-        into[self.tokens] = self._swap(values)
+        into[:, self.tokens].unflatten(1, (self.rows, -1)).transpose(0, 1).copy_(values.unflatten(0, (self.rows, -1)))
 
-    def _swap(self, x: Tensor) -> Tensor:
-        """`[rows * length, heads, d]` to `[rows * heads, length, d]`, or back."""
-        return x.unflatten(0, (self.rows, -1)).transpose(1, 2).flatten(0, 1)
-
-    # the tokens of a group are in no other piece
     add_keys = put
 
     def scores(self, queries: Tensor, keys: Tensor, scale: float, out: Tensor) -> Tensor:
@@ -130,20 +135,21 @@ class PieceAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, pieces, scale, dropout):  # type: ignore[override]
-        out = _attend(q, k, v, pieces, scale, dropout)
         ctx.save_for_backward(q, k, v)
         ctx.pieces, ctx.scale, ctx.dropout = pieces, scale, dropout
-        return out
+        return _attend(q, k, v, pieces, scale, dropout)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[override]
-        q, k, v = ctx.saved_tensors
-        weights_buffer, scores_buffer = (_buffer(q, ctx.pieces) for _ in range(2))
-        factors = ctx.dropout.masks(q, ctx.pieces) if ctx.dropout else None
-        q_gradient = torch.empty(q.shape, dtype=q.dtype)
-        k_gradient, v_gradient = (torch.zeros(k.shape, dtype=k.dtype) for _ in range(2))
-        for piece in ctx.pieces:
+        pieces: Sequence[Piece | Group] = ctx.pieces
+        weights_buffer, scores_buffer = (_buffer(gradient, pieces) for _ in range(2))
+        factors = ctx.dropout.masks(gradient, pieces) if ctx.dropout else None
+        start = torch.empty if all(piece.owns_keys for piece in pieces) else torch.zeros
+        results = [start(x.shape, dtype=x.dtype) for x in ctx.saved_tensors]
+        q_gradient, k_gradient, v_gradient = (x.transpose(0, 1) for x in results)
+        q, k, v, gradient = (x.transpose(0, 1) for x in (*ctx.saved_tensors, gradient))
+        for piece in pieces:
             queries, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
             above = piece.of_queries(gradient)
             weights = _weights(piece, queries, keys, ctx.scale, weights_buffer)
@@ -155,9 +161,9 @@ class PieceAttention(torch.autograd.Function):
                 kept = weights * mask
             piece.add_keys(v_gradient, torch.bmm(kept.transpose(1, 2), above))
             torch.ops.aten._softmax_backward_data.out(scores, weights, -1, scores.dtype, grad_input=scores)
-            piece.put(q_gradient, torch.bmm(scores, keys))
-            piece.add_keys(k_gradient, torch.bmm(scores.transpose(1, 2), queries))
-        return q_gradient.mul_(ctx.scale), k_gradient.mul_(ctx.scale), v_gradient, None, None, None
+            piece.put(q_gradient, _scaled(scores, keys, ctx.scale))
+            piece.add_keys(k_gradient, _scaled(scores.transpose(1, 2), queries, ctx.scale))
+        return *results, None, None, None
 
 
 def _attend(
@@ -165,7 +171,8 @@ def _attend(
 ) -> Tensor:
     buffer = _buffer(q, pieces)
     factors = dropout.masks(q, pieces) if dropout else None
-    out = torch.empty(q.shape, dtype=q.dtype)
+    result = torch.empty(q.shape, dtype=q.dtype)
+    q, k, v, out = (x.transpose(0, 1) for x in (q, k, v, result))
     for piece in pieces:
         queries, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
         if isinstance(piece, Piece) and piece.is_long:
@@ -178,7 +185,13 @@ def _attend(
             weights = _weights(piece, queries, keys, scale, buffer)
             attended = torch.bmm(weights if factors is None else weights.mul_(factors(weights)), values)
         piece.put(out, attended)
-    return out
+    return result
+
+
+def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale a b of matrices."""
+    out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+    return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
 def _weights(piece: Piece | Group, queries: Tensor, keys: Tensor, scale: float, buffer: Tensor) -> Tensor:
