@@ -2,8 +2,8 @@
 
 Run with `make bench`, or alone with `python -m benchmarks --only pretraining`. Both train on documents cut to the
 recipe's length and hide 30 % of the tokens. transformers pads each batch to its longest text
-(DataCollatorForLanguageModeling); BertBlocks packs. A round of each takes about the same number of real tokens, and
-rates count real tokens alone.
+(DataCollatorForLanguageModeling); BertBlocks packs. Both multiply in the precision that BertBlocks chooses here. A
+round of each takes about the same number of real tokens, and rates count real tokens alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bertblocks.training.build import build_model, build_objectives
 from bertblocks.training.distributed import World, join
 from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.precision import choose_precision
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
 from bertblocks.training.texts import Texts, make_texts
@@ -44,6 +45,7 @@ class Setting:
         shown = [f"run.folder={folder}", f"phases.0.duration={STEPS}", "run.evaluation.every=null", "run.log_every=1"]
         self.recipe: Recipe = read_recipe("demo", shown)
         self.world: World = join(self.recipe.run.device)
+        self.precision = choose_precision(self.recipe.run.precision, self.world.device)
         self.quiet = Progress(Console(quiet=True), is_shown=False)
         self.texts: Texts = make_texts(self.recipe, self.world, Progress(Console(stderr=True)))
         torch.manual_seed(0)
@@ -143,6 +145,7 @@ def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) ->
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
+        bf16=setting.precision == "bf16",
     )
     model = to_huggingface(setting.model()).train()
     trainer = Trainer(model, arguments, collator, pieces, callbacks=[watch])
@@ -169,6 +172,7 @@ def compare(rounds: int) -> dict[str, Any]:
         "tokens_per_round": tokens,
         "rows": setting.rows,
         "length": setting.length,
+        "precision": setting.precision,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
         "tokens_per_second": {name: asdict(Spread.of(found)) for name, found in rates.items()},

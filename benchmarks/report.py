@@ -259,7 +259,8 @@ def profile_sheets(profiles: dict[str, Result]) -> list[Sheet]:
 def pretraining_sheet(found: Result) -> Sheet:
     lines = [[name, write_spread(spread, digits=0)] for name, spread in found["tokens_per_second"].items()]
     lines.append(["BertBlocks, times as fast", write_spread(found["ratio"])])
-    title = f"Pretraining, {found['parameters']:,} parameters, {found['rows']} rows of {found['length']} tokens a step"
+    step = f"{found['rows']} rows of {found['length']} tokens a step, {found['precision']}"
+    title = f"Pretraining, {found['parameters']:,} parameters, {step}"
     return Sheet(title, ["", "real tokens/s"], lines)
 
 

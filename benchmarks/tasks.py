@@ -1,7 +1,8 @@
 """Fine-tuning on real data, and its speed beside transformers' Trainer: `make tasks`.
 
 `python -m benchmarks.tasks` fine-tunes MiniLM on the data sets that are in `--data` and prints scores beside goals;
-`--trainer` trains the same model on the same examples with the same settings with both, in turns: speeds and scores.
+`--trainer` trains the same model on the same examples with the same settings and in the same precision with both, in
+turns: speeds and scores.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from bertblocks.tasks.finetune import FineTuned
 from bertblocks.tasks.metrics import regression_scores
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.tasks.starting import start_model
+from bertblocks.training.precision import choose_precision
 
 MODEL = get_model_path()
 BATCH_SIZE = 32
@@ -131,6 +133,7 @@ def train_theirs(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
+        bf16=choose_precision("auto", torch.device("cpu")) == "bf16",
     )
     watch = Watch()
     trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train, callbacks=[watch])

@@ -211,7 +211,7 @@ ALL_TASKS = {"classify": "classify.csv", "tag": "tag.conll", "answer": "answer.j
 def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
     for task, file in ALL_TASKS.items():
         # one example is left for the last step, which two processes must share
-        options = {**QUICK, "epochs": (20 * 16 + 1) / 216, "parallel": parallel}
+        options = {**QUICK, "epochs": (20 * 16 + 1) / 216, "parallel": parallel, "precision": "fp32"}
         finetune(task, base, files / file, output=out / task, **options)
 
 

@@ -244,6 +244,22 @@ def test_chunked_loss_equals_cross_entropy(with_bias, with_weights, max_logits, 
     assert torch.equal(cross_entropy.linear_cross_entropy(hidden.detach(), weight, bias, labels, row_weights), loss)
 
 
+def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monkeypatch):
+    """In 2,000 chunks of a row: added up in bf16, gradients of the weights would be off by a tenth and more."""
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
+    # numbers that bf16 holds exactly
+    hidden, weight, bias = (torch.randn(*shape).bfloat16().float() for shape in ((2000, 8), (10, 8), (10,)))
+    inputs = [x.requires_grad_() for x in (hidden, weight, bias)]
+    labels = torch.randint(0, 10, (2000,))
+    expected = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, dtype=torch.bfloat16)
+    torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
+    for ours, exact in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() < 0.01 * exact.norm()
+
+
 def test_chunked_loss_without_rows_and_without_gradients():
     weight = torch.randn(9, 4, requires_grad=True)
     empty = cross_entropy.linear_cross_entropy(torch.zeros(0, 4), weight, None, torch.zeros(0, dtype=torch.long))

@@ -15,6 +15,7 @@ from bertblocks import BertBlocksConfig, BertBlocksModel, Predictor
 from bertblocks.inference import MTEBEncoder, hardware, stream
 from bertblocks.inference.files import Lines
 from bertblocks.inference.progress import Meter
+from bertblocks.training.precision import choose_precision
 from small_tokenizers import wrap
 
 WORDS = ["plain", "words", "are", "here", "two", "leading", "trailing"]
@@ -190,6 +191,8 @@ def test_bfloat16_is_chosen_where_the_cpu_has_units_for_it(monkeypatch, avx512, 
     monkeypatch.setattr(hardware.torch.cpu, "_is_amx_tile_supported", lambda: amx)
     expected = torch.bfloat16 if avx512 or amx else torch.float32
     assert hardware.choose_dtype(torch.device("cpu")) == expected
+    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if avx512 or amx else "fp32")
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
 
 
 # ---------------------------------------------------------------------- MTEB

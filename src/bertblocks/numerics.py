@@ -27,3 +27,15 @@ def flushed_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(was_flushing)
+
+
+def has_bf16_units(device: torch.device) -> bool:
+    """True if bf16 is not emulated; by the flags of the hardware, so that results do not vary."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or has_matrix_units())
+
+
+def has_matrix_units() -> bool:
+    """True for CPUs with AMX."""
+    return torch.cpu._is_amx_tile_supported()

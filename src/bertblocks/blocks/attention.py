@@ -12,6 +12,7 @@ from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import RMSNorm
 from bertblocks.blocks.position import BlockPosition
 from bertblocks.layout import SequenceLayout
+from bertblocks.numerics import has_matrix_units, upcast
 
 
 class Attention(nn.Module):
@@ -66,7 +67,10 @@ class Attention(nn.Module):
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """For all tokens or, with `rows`, for those; and every sequence's weights if asked for."""
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        qkv = self.qkv(x)
+        if x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_matrix_units():
+            qkv = upcast(qkv)  # the many small products of attention are no faster in bf16, and casts cost more
+        q, k, v = qkv.split(self.sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -77,7 +81,7 @@ class Attention(nn.Module):
             attended, weights = EagerBackend().attend_with_weights(q, k, v, layout, self.pattern, self.scale, dropout)
         else:
             attended = backend.attend(q, k, v, layout, self.pattern, self.scale, dropout)
-        return self.out_dropout(self.out(take(attended.flatten(1), rows))), weights
+        return self.out_dropout(self.out(take(attended.flatten(1), rows).to(x.dtype))), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"

@@ -125,9 +125,10 @@ def attend_pieces(
 ) -> Tensor:
     """Values for the queries of all pieces, which together are all tokens; q, k and v are `[tokens, heads, d]`."""
     dropout = Dropout(dropout_rate, int(torch.randint(2**62, ()))) if dropout_rate else None
-    if torch.is_grad_enabled():
-        return PieceAttention.apply(q, k, v, pieces, scale, dropout)
-    return _attend(q, k, v, pieces, scale, dropout)
+    with torch.autocast("cpu", enabled=False):  # in the precision of what is given
+        if torch.is_grad_enabled():
+            return PieceAttention.apply(q, k, v, pieces, scale, dropout)
+        return _attend(q, k, v, pieces, scale, dropout)
 
 
 class PieceAttention(torch.autograd.Function):
@@ -146,9 +147,9 @@ class PieceAttention(torch.autograd.Function):
         weights_buffer, scores_buffer = (_buffer(gradient, pieces) for _ in range(2))
         factors = ctx.dropout.masks(gradient, pieces) if ctx.dropout else None
         start = torch.empty if all(piece.owns_keys for piece in pieces) else torch.zeros
-        results = [start(x.shape, dtype=x.dtype) for x in ctx.saved_tensors]
-        q_gradient, k_gradient, v_gradient = (x.transpose(0, 1) for x in results)
         q, k, v, gradient = (x.transpose(0, 1) for x in (*ctx.saved_tensors, gradient))
+        results = [start(x.transpose(0, 1).shape, dtype=x.dtype) for x in (q, k, v)]
+        q_gradient, k_gradient, v_gradient = (x.transpose(0, 1) for x in results)
         for piece in pieces:
             queries, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
             above = piece.of_queries(gradient)

@@ -23,8 +23,11 @@ def linear_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,  # [rows]
     row_weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The sum of the rows' cross-entropies, each times its weight if weights are given.
+
+    Matrices are multiplied in `dtype`, their own if None; gradients are added up in theirs.
 
     Example:
         >>> hidden, weight = torch.randn(7, 8), torch.randn(100, 8)
@@ -37,19 +40,21 @@ def linear_cross_entropy(
         row_weights = torch.ones(len(hidden), device=hidden.device)
     inputs = (hidden, weight, bias)
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
-    return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted, dtype or weight.dtype)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """`linear_cross_entropy` with the gradients in `wanted`."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, row_weights, wanted):  # type: ignore[override]
+    def forward(ctx, hidden, weight, bias, labels, row_weights, wanted, dtype):  # type: ignore[override]
         row_weights = row_weights.to(upcast(hidden).dtype)
         gradients = tuple(
             torch.zeros_like(x) if is_wanted else None
             for x, is_wanted in zip((hidden, weight, bias), wanted, strict=True)
         )
+        hidden, weight, bias = (None if x is None else x.to(dtype) for x in (hidden, weight, bias))
         rows = max(1, MAX_LOGITS // len(weight))
         total = row_weights.new_zeros(())
         for part in (slice(start, start + rows) for start in range(0, len(hidden), rows)):
@@ -64,7 +69,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, above):  # type: ignore[override]
         gradients = (None if x is None else x * above.to(x.dtype) for x in ctx.saved_tensors)
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _chunk(
@@ -94,6 +99,10 @@ def _add_gradients(
     if for_hidden is not None:
         for_hidden[part] = linear(logits_gradient, weight.t(), None) * row_weights
     if for_weight is not None:
-        for_weight.addmm_(logits_gradient.t(), (hidden[part] * row_weights).to(hidden.dtype))
+        weighted = (hidden[part] * row_weights).to(hidden.dtype)
+        if for_weight.dtype == hidden.dtype:
+            for_weight.addmm_(logits_gradient.t(), weighted)
+        else:
+            for_weight += logits_gradient.t() @ weighted
     if for_bias is not None:
-        for_bias.addmv_(logits_gradient.t(), row_weights.squeeze(1).to(for_bias.dtype))
+        for_bias += logits_gradient.t() @ row_weights.squeeze(1).to(hidden.dtype)

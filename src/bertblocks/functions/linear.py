@@ -34,15 +34,17 @@ def is_onednn_faster() -> bool:
     return torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_f")) and not is_intel
 
 
-def is_captured_or_cast(x: Tensor) -> bool:
-    """True while a graph is captured, autocast is on, or torch.func transforms: only torch's own operations will do."""
-    return (
-        torch.compiler.is_compiling()
-        # a device that has no autocast, such as meta, must not be asked whether it is on
-        or (torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type))
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
-    )
+def is_captured() -> bool:
+    """True while a graph is captured or torch.func transforms: only torch's own operations will do."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+
+
+def cast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast multiplies matrices in; None while it is off."""
+    device = x.device.type
+    # a device that has no autocast, such as meta, must not be asked whether it is on
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
 
 
 def runs_on_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -53,7 +55,8 @@ def runs_on_onednn(x: Tensor, weight: Tensor) -> bool:
         and type(x) is Tensor
         and x.dim() > 1
         and type(weight) in (Tensor, torch.nn.Parameter)
-        and not is_captured_or_cast(x)
+        and not is_captured()
+        and cast_dtype(x) is None
         and is_onednn_faster()
     )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from bertblocks.numerics import has_bf16_units
+
 CORE_TOKENS, GPU_TOKENS = 1024, 32768
 
 
@@ -29,13 +31,7 @@ def choose_token_budget(device: torch.device, threads: int) -> int:
 
 def choose_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware has units for it, float32 elsewhere; by its flags, so that results do not vary."""
-    if device.type == "cuda":
-        has_units = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        has_units = device.type == "cpu" and (
-            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        )
-    return torch.bfloat16 if has_units else torch.float32
+    return torch.bfloat16 if has_bf16_units(device) else torch.float32
 
 
 def _allowed_cpus() -> int:

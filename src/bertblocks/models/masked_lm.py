@@ -16,7 +16,7 @@ from bertblocks.blocks.head import get_mlm_head
 from bertblocks.blocks.linear import is_untouched
 from bertblocks.config import BertBlocksConfig
 from bertblocks.functions.cross_entropy import linear_cross_entropy
-from bertblocks.functions.linear import is_captured_or_cast
+from bertblocks.functions.linear import cast_dtype, is_captured
 from bertblocks.kernels import liger
 from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import BertBlocksPreTrainedModel
@@ -65,7 +65,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if kernels is not None and self.logit_scale is None and row_weights is None:
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
-        if not is_untouched(self.decoder, nn.Linear) or is_captured_or_cast(hidden):
+        if not is_untouched(self.decoder, nn.Linear) or is_captured():
             losses = F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="none")
             return losses.sum() if row_weights is None else losses @ row_weights.to(losses)
         hidden = hidden if self.head is None else self.head(hidden)
@@ -74,7 +74,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if self.logit_scale is not None:
             weight = weight * self.logit_scale[:, None]
             bias = None if bias is None else bias * self.logit_scale
-        return linear_cross_entropy(hidden, weight, bias, labels, row_weights)
+        return linear_cross_entropy(hidden, weight, bias, labels, row_weights, cast_dtype(hidden))
 
     def masked_loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of cross-entropies over labelled tokens and their number.

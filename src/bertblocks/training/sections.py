@@ -310,7 +310,7 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto: bf16 where the hardware has matrix units for it, fp32 elsewhere. fp16 scales the loss."""
+    """auto: bf16 where the hardware has units for it, fp32 elsewhere. fp16 scales the loss."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes work together: with a copy of the model each, or with a shard of it (FSDP2)."""
     micro_batch_tokens: Count | None = None
