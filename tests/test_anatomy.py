@@ -189,7 +189,7 @@ def test_training_memory_is_what_autograd_keeps(config, task):
 
 
 def test_masked_lm_training_keeps_labelled_rows_of_the_head_only():
-    config = tiny_config(vocab_size=900)
+    config = tiny_config(vocab_size=900, attention_backend="sdpa")
     ids = torch.ones(1, 40, dtype=torch.long)
     labels = torch.full_like(ids, -100)
     labels[0, : round(40 * LABELLED_SHARE)] = 5

@@ -13,6 +13,7 @@ from bertblocks.backends import AttentionPattern, CpuBackend, EagerBackend, Flas
 from bertblocks.backends import cpu as cpu_module
 from bertblocks.backends import flash as flash_module
 from bertblocks.backends import sdpa as sdpa_module
+from bertblocks.blocks import attention as attention_module
 from bertblocks.blocks.position import ALiBi, BlockPosition, alibi_slopes
 from bertblocks.layout import SequenceLayout
 from helpers import EDGE_LENGTHS, WINDOW, naive_attention, tiny_config
@@ -105,7 +106,7 @@ RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 2
 def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together, with_alibi, monkeypatch):
     """Forward and gradients, with and without autograd, in double precision."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
-    monkeypatch.setattr(cpu_module, "LONGEST_TOGETHER", together)
+    monkeypatch.setattr(cpu_module, "LONGEST_ROW", together)
     monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 20)
     layout = SequenceLayout.from_shape(rows, length, torch.device("cpu"))
     qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
@@ -127,7 +128,7 @@ def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together,
 def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_alibi, monkeypatch):
     """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
-    monkeypatch.setattr(cpu_module, "MOST_TOGETHER", together)
+    monkeypatch.setattr(cpu_module, "TOKENS_TOGETHER", together)
     lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
     layout = SequenceLayout.from_cu_seqlens(F.pad(lengths.cumsum(0), (1, 0)), (int(lengths.sum()),))
     qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
@@ -265,3 +266,31 @@ def test_flash_asked_for_without_cuda_is_a_clear_error():
     model = BertBlocksModel(tiny_config(attention_backend="flash"))
     with pytest.raises(ValueError, match="attention_backend is 'flash' but the model is on cpu"):
         model(torch.tensor([[1, 2]]))
+
+
+class Witness(EagerBackend):
+    """Notes in which precision it is asked."""
+
+    def attend(self, q, k, v, *options):
+        self.seen = (q.dtype, k.dtype, v.dtype, torch.is_autocast_enabled("cpu"))
+        return super().attend(q, k, v, *options)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("has_units", [False, True])
+@pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
+def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_norm, has_units, is_cast, monkeypatch):
+    monkeypatch.setattr(attention_module, "has_matrix_units", lambda: has_units)
+    model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
+    attention, witness = model.encoder.layers[0].attention, Witness()
+    x, layout = torch.randn(6, 32), SequenceLayout.from_shape(2, 3, torch.device("cpu"))
+    expected, _ = attention(x, layout, EagerBackend())
+    if not is_cast:
+        attention, x = attention.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+        out, _ = attention(x, layout, witness)
+        _, weights = attention(x, layout, witness, output_weights=True)
+    assert witness.seen == (*[torch.bfloat16 if has_units else torch.float32] * 3, is_cast and has_units)
+    assert out.dtype == torch.bfloat16
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)  # of numbers up to 3

@@ -116,7 +116,9 @@ def test_any_encoder_may_have_a_contact_head(tmp_path):
     assert contacts.shape == (2, 8, 8)
     torch.testing.assert_close(contacts, contacts.transpose(1, 2))
     model.save_pretrained(tmp_path)
-    assert torch.equal(BertBlocksModel.from_pretrained(tmp_path).eval().predict_contacts(ids, mask), contacts)
+    again = BertBlocksModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(again.predict_contacts(ids, mask), contacts)
+    torch.testing.assert_close(again.bfloat16().predict_contacts(ids, mask).float(), contacts, atol=0.02, rtol=0)
     with pytest.raises(ValueError, match="contact_head is False"):
         BertBlocksModel(tiny_config()).predict_contacts(ids, mask)
 

@@ -336,6 +336,48 @@ def test_bad_input_is_one_sentence(base, tmp_path, content, settings, message):
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
+def squad(answer: str, start: object) -> str:
+    question = {"id": "q7", "question": "who ?", "answers": [{"text": answer, "answer_start": start}]}
+    return json.dumps({"data": [{"paragraphs": [{"context": "the tree is red .", "qas": [question]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "message"),
+    [
+        ("tag", "t.conll", "the O\nriver\n", "t.conll line 2: the row has 1 columns, others have 2"),
+        ("tag", "t.conll", b"the O\nriv\xe9r O\n", "t.conll line 2: byte 0xe9 is not UTF-8"),
+        ("tag", "t.conll", "", "t.conll: the file has no sentences"),
+        ("tag", "t.conll", "the O\nriver O\n", "t.conll line 1: from here to the end the only tag is 'O'"),
+        ("tag", "t.jsonl", '{"words": ["a", "b"], "tags": ["O"]}\n', "t.jsonl line 1: there are 2 words and 1 tags"),
+        (
+            "tag",
+            "t.jsonl",
+            '{"text": "a b", "spans": [{"start": 0, "end": 9, "label": "X"}]}\n',
+            "line 1: the span 0-9",
+        ),
+        ("answer", "t.json", squad("river", 4), "question 'q7': the answer 'river' does not stand at answer_start 4"),
+        ("answer", "t.json", squad("tree", "4"), "must have a text and a whole number answer_start"),
+        ("answer", "t.json", "", "the file is empty"),
+        ("answer", "t.json", b'{"data": "caf\xe9"}', "line 1: byte 0xe9 is not UTF-8"),
+        ("answer", "t.jsonl", '{"question": "who ?", "answers": []}\n', "t.jsonl: no column looks like context"),
+        ("embed", "t.csv", "text,text_pair,score\nx,y,1\nx,z,nan\n", "t.csv line 3: the score is 'nan'"),
+        ("embed", "t.csv", "text,text_pair,score\nx,y,1\nx,z,high\n", "t.csv line 3: the score is 'high'"),
+        ("embed", "t.csv", "text\nx\ny\n", "t.csv: no column looks like text_pair"),
+        ("embed", "t.csv", "a,b\nx,y\nx\n", "t.csv line 3: the row has 1 columns"),
+        ("embed", "t.csv", "", "the file is empty"),
+    ],
+)
+def test_bad_input_of_the_other_tasks_is_one_sentence(base, tmp_path, task, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, text = run_cli(task, "--model", base, "--train", path, "--output", tmp_path / "out")
+    text = " ".join(text.split())  # as it is before the terminal's width breaks it
+    assert code == 1
+    assert message in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
 def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
     path = tmp_path / "eval.csv"
     path.write_text("text,label\nthe tree is red .,rde\n")

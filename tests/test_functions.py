@@ -255,6 +255,7 @@ def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monk
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, dtype=torch.bfloat16)
     torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
+    assert loss != expected
     for ours, exact in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
         assert ours.dtype == torch.float32
         assert (ours - exact).norm() < 0.01 * exact.norm()

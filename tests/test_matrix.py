@@ -5,7 +5,13 @@ import itertools
 import pytest
 import torch
 
-from bertblocks import BertBlocksModel
+from bertblocks import (
+    BertBlocksForMaskedDiffusion,
+    BertBlocksForMaskedLM,
+    BertBlocksForPreTraining,
+    BertBlocksForSequenceClassification,
+    BertBlocksModel,
+)
 from bertblocks.backends import SdpaBackend
 from helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 
@@ -136,6 +142,43 @@ def test_wanted_rows_are_those_of_the_whole(choice):
     for hidden, gradient in results[1:]:
         torch.testing.assert_close(hidden, whole[0], atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(gradient / scale, whole[1] / scale, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("task", ["masked", "order", "diffusion", "first"])
+def test_heads_that_look_at_some_rows_equal_those_that_get_all(task, unpad):
+    """Left and right padding, holes, a row of padding and nothing but padding; with gradient checkpointing too."""
+    config = tiny_config(unpad=unpad, mask_token_id=3, num_labels=3)
+    models = {
+        "masked": BertBlocksForMaskedLM,
+        "order": BertBlocksForPreTraining,
+        "diffusion": BertBlocksForMaskedDiffusion,
+        "first": BertBlocksForSequenceClassification,
+    }
+    model = models[task](config).double().train()
+    ids = torch.randint(5, 60, (5, 6))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 1, 1], [0] * 6])
+    labels = ids.masked_fill(torch.rand(ids.shape) < 0.5, -100)
+    targets = {
+        "masked": {"labels": labels},
+        "order": {"labels": labels, "order_labels": torch.tensor([0, 1, 1, 0, -100])},
+        "diffusion": {"labels": labels, "timesteps": torch.rand(5) * 0.9 + 0.1},
+        "first": {"labels": torch.tensor([0, 1, 2, 0, 1])},
+    }[task]
+
+    def run(mask, **options):
+        model.zero_grad()
+        loss = model(ids, attention_mask=mask, **targets, **options).loss
+        loss.backward()
+        return loss.detach(), gradients(model)
+
+    every_row = {"output_hidden_states": True} if task == "first" else {"return_logits": True}
+    for used in (mask, torch.zeros_like(mask)):
+        whole = run(used, **every_row)
+        torch.testing.assert_close(run(used), whole, atol=1e-12, rtol=1e-9)
+        model.gradient_checkpointing_enable()
+        torch.testing.assert_close(run(used), whole, atol=1e-12, rtol=1e-9)
+        model.gradient_checkpointing_disable()
 
 
 def pack_rows(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -271,6 +271,8 @@ def test_contrast_by_hand():
         scores = [20 * float(anchor @ other) for other in candidates]
         losses.append(math.log(sum(math.exp(score) for score in scores)) - scores[index])
     assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
 def test_cosent_by_hand():

@@ -19,14 +19,17 @@ EMBEDDING, PROJECTIONS, SCORES = "embedding projection", "attention projections"
 FEED_FORWARD, HEAD = "feed-forward", "head"
 
 
-def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]:
-    """FLOPs of one sequence of `length` tokens, by part and in all.
+def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | None = None) -> dict[str, int]:
+    """FLOPs of one sequence of `length` tokens, by part and in all. A layer counts every time that it runs.
 
-    Every linear layer sees every token, but the heads of `BertBlocksModel` and of sequence classification, and the one
-    that tells the order of segments, see one row.
-    The masked-LM head scores all tokens here, as it does outside of training. A layer counts every time that it runs.
+    `scored` tokens reach the head, and no others pass the last layer's attention: by default one in classification by
+    the first token, else all, as in masked language modelling outside of training. The heads of `BertBlocksModel` and
+    of sequence classification, and the one that tells the order of segments, see one row.
     """
     one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
+    if scored is None:
+        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.by_first_token else length
+    last = ["encoder", "layers", str(model.base_model.encoder.order[-1])]
     counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
     runs = Counter(model.base_model.encoder.order)
     for name, module in model.named_modules():
@@ -34,10 +37,13 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int) -> dict[str, int]
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
         if isinstance(module, nn.Linear):
             part = part_of(name)
-            rows = 1 if part == HEAD and (one_row or path[0] in ("pooler", "order")) else length
-            flops = 2 * rows * module.in_features * module.out_features
+            rows = times * length
+            if part == HEAD:
+                rows = 1 if one_row or path[0] in ("pooler", "order") else scored
+            elif path[:3] == last and path[3:] != ["attention", "qkv"]:
+                rows -= length - scored
             names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
-            counts[names.get(part, part)] += times * flops
+            counts[names.get(part, part)] += 2 * rows * module.in_features * module.out_features
         elif isinstance(module, Attention):
             pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
             # one product for the scores, one for the values

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +13,9 @@ from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import RMSNorm
 from bertblocks.blocks.position import BlockPosition
+from bertblocks.functions.linear import not_cast
 from bertblocks.layout import SequenceLayout
-from bertblocks.numerics import has_matrix_units, upcast
+from bertblocks.numerics import has_matrix_units
 
 
 class Attention(nn.Module):
@@ -68,20 +71,23 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, list[Tensor] | None]:
         """For all tokens or, with `rows`, for those; and every sequence's weights if asked for."""
         qkv = self.qkv(x)
-        if x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_matrix_units():
-            qkv = upcast(qkv)  # the many small products of attention are no faster in bf16, and casts cost more
+        dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
+        if in_fp32:
+            qkv = qkv.float()
         q, k, v = qkv.split(self.sizes, dim=-1)
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        q, k = self.place(q, k, layout)
-        dropout = self.dropout if self.training else 0.0
+        q, k = (x.to(v.dtype) for x in self.place(q, k, layout))
+        options = (layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
         weights = None
-        if output_weights:
-            attended, weights = EagerBackend().attend_with_weights(q, k, v, layout, self.pattern, self.scale, dropout)
-        else:
-            attended = backend.attend(q, k, v, layout, self.pattern, self.scale, dropout)
-        return self.out_dropout(self.out(take(attended.flatten(1), rows).to(x.dtype))), weights
+        with not_cast(q) if in_fp32 else contextlib.nullcontext():
+            if output_weights:
+                attended, weights = EagerBackend().attend_with_weights(q, k, v, *options)
+                weights = [one.to(dtype) for one in weights]
+            else:
+                attended = backend.attend(q, k, v, *options)
+        return self.out_dropout(self.out(take(attended.flatten(1), rows).to(dtype))), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
@@ -94,6 +100,12 @@ class Attention(nn.Module):
         if self.pattern.num_global_tokens:
             parts.append(f"global_tokens={self.pattern.num_global_tokens}")
         return ", ".join(parts)
+
+
+def is_half_slow(x: Tensor) -> bool:
+    """True where the many small products of attention are slower in half precision than in fp32."""
+    is_half = x.dtype in (torch.bfloat16, torch.float16)
+    return is_half and x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_matrix_units()
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -125,10 +125,9 @@ def attend_pieces(
 ) -> Tensor:
     """Values for the queries of all pieces, which together are all tokens; q, k and v are `[tokens, heads, d]`."""
     dropout = Dropout(dropout_rate, int(torch.randint(2**62, ()))) if dropout_rate else None
-    with torch.autocast("cpu", enabled=False):  # in the precision of what is given
-        if torch.is_grad_enabled():
-            return PieceAttention.apply(q, k, v, pieces, scale, dropout)
-        return _attend(q, k, v, pieces, scale, dropout)
+    if torch.is_grad_enabled():
+        return PieceAttention.apply(q, k, v, pieces, scale, dropout)
+    return _attend(q, k, v, pieces, scale, dropout)
 
 
 class PieceAttention(torch.autograd.Function):
@@ -160,10 +159,10 @@ class PieceAttention(torch.autograd.Function):
                 mask = factors(weights)
                 scores.mul_(mask)
                 kept = weights * mask
-            piece.add_keys(v_gradient, torch.bmm(kept.transpose(1, 2), above))
+            piece.add_keys(v_gradient, _product(kept.transpose(1, 2), above))
             torch.ops.aten._softmax_backward_data.out(scores, weights, -1, scores.dtype, grad_input=scores)
-            piece.put(q_gradient, _scaled(scores, keys, ctx.scale))
-            piece.add_keys(k_gradient, _scaled(scores.transpose(1, 2), queries, ctx.scale))
+            piece.put(q_gradient, _product(scores, keys, ctx.scale))
+            piece.add_keys(k_gradient, _product(scores.transpose(1, 2), queries, ctx.scale))
         return *results, None, None, None
 
 
@@ -189,8 +188,8 @@ def _attend(
     return result
 
 
-def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """scale a b of matrices."""
+def _product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    """scale a b of matrices, which autocast leaves alone."""
     out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertblocks.functions.linear import linear
+from bertblocks.functions.linear import linear, not_cast
 from bertblocks.numerics import upcast
 
 #: The most logits that exist at a time: 32 MB in fp32. More is no faster.
@@ -40,7 +40,7 @@ def linear_cross_entropy(
         row_weights = torch.ones(len(hidden), device=hidden.device)
     inputs = (hidden, weight, bias)
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with not_cast(hidden):
         return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted, dtype or weight.dtype)
 
 
@@ -80,10 +80,10 @@ def _chunk(
     of_labels, highest = logits.gather(1, labels[:, None]), logits.amax(dim=-1, keepdim=True)
     torch.softmax(logits, dim=-1, out=logits)
     # the log of the softmax's sum, from the likeliest token: its probability cannot round to 0
-    losses = highest - logits.amax(dim=-1, keepdim=True).log() - of_labels
+    losses = (highest - of_labels) - logits.amax(dim=-1, keepdim=True).log()
     if wants_gradient:
         logits.scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0))
-    return losses.squeeze(1), logits.to(hidden.dtype)
+    return losses.squeeze(1), logits
 
 
 def _add_gradients(
@@ -96,6 +96,9 @@ def _add_gradients(
 ) -> None:
     """Adds one chunk's share; the weights go onto the small factor of each product."""
     for_hidden, for_weight, for_bias = gradients
+    if for_bias is not None:
+        for_bias += logits_gradient.t() @ row_weights.squeeze(1)
+    logits_gradient = logits_gradient.to(hidden.dtype)
     if for_hidden is not None:
         for_hidden[part] = linear(logits_gradient, weight.t(), None) * row_weights
     if for_weight is not None:
@@ -104,5 +107,3 @@ def _add_gradients(
             for_weight.addmm_(logits_gradient.t(), weighted)
         else:
             for_weight += logits_gradient.t() @ weighted
-    if for_bias is not None:
-        for_bias += logits_gradient.t() @ row_weights.squeeze(1).to(hidden.dtype)

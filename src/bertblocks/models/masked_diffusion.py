@@ -84,7 +84,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         if labels is not None and timesteps is not None:
             _check_timesteps(timesteps, layout.num_sequences)
             targets = layout.real_labels(labels, IGNORE)
-            rows = (targets != IGNORE).nonzero().squeeze(1)
+            rows = labelled_rows(layout, labels) if encoded.rows is None else encoded.rows
             row_weights = 1 / upcast(timesteps)[layout.sequence_ids[rows]]
             if logits is None:
                 weighted = self.summed_loss(encoded.hidden, targets[rows], row_weights)
@@ -190,8 +190,8 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                 todo = (block_of == block) & open_
                 if not todo.any():
                     break
-                labels = ids.masked_fill(~todo, IGNORE)
-                encoded = self.model.encode(ids, attention_mask, rows=partial(labelled_rows, labels=labels))
+                open_rows = partial(_rows, chosen=todo)
+                encoded = self.model.encode(ids, attention_mask, rows=open_rows)
                 tokens, sureness = self._choose(encoded.hidden, temperature, top_k, top_p, generator)
                 ids_now, sureness_now = ids.clone(), torch.zeros(ids.shape, device=ids.device)
                 ids_now[todo], sureness_now[todo] = tokens, sureness
@@ -220,6 +220,10 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         probabilities = _narrow((logits / temperature).softmax(dim=-1), top_k, top_p)
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         return tokens.squeeze(1), probabilities.gather(1, tokens).squeeze(1)
+
+
+def _rows(layout: SequenceLayout, chosen: Tensor) -> Tensor:
+    return layout.gather(chosen).nonzero().squeeze(1)
 
 
 def _narrow(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -65,7 +65,9 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if kernels is not None and self.logit_scale is None and row_weights is None:
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
-        if not is_untouched(self.decoder, nn.Linear) or is_captured():
+        dtype = cast_dtype(hidden)
+        # gradients that are made in the forward pass come too early for the scale that fp16 needs
+        if not is_untouched(self.decoder, nn.Linear) or is_captured() or dtype == torch.float16:
             losses = F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="none")
             return losses.sum() if row_weights is None else losses @ row_weights.to(losses)
         hidden = hidden if self.head is None else self.head(hidden)
@@ -74,17 +76,20 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if self.logit_scale is not None:
             weight = weight * self.logit_scale[:, None]
             bias = None if bias is None else bias * self.logit_scale
-        return linear_cross_entropy(hidden, weight, bias, labels, row_weights, cast_dtype(hidden))
+        return linear_cross_entropy(hidden, weight, bias, labels, row_weights, dtype)
 
-    def masked_loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def masked_loss(
+        self, logits: Tensor | None, targets: Tensor, hidden: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The sum of cross-entropies over labelled tokens and their number.
 
-        It is taken from the logits of all tokens or, without them, from the hidden states of the labelled ones.
+        It is taken from the logits of all tokens or, without them, from the hidden states of the labelled `rows`.
         """
-        scored = targets != IGNORE
+        count = (targets != IGNORE).sum()
         if logits is None:
-            return self.summed_loss(hidden, targets[scored]), scored.sum()
-        return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum"), scored.sum()
+            assert rows is not None
+            return self.summed_loss(hidden, targets[rows]), count
+        return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum"), count
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.decoder and self.config.tie_word_embeddings:
@@ -151,7 +156,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         logits = self.logits(hidden) if want_logits else None
         loss = None
         if labels is not None:
-            total, count = self.masked_loss(hidden, logits, layout.real_labels(labels, IGNORE))
+            total, count = self.masked_loss(logits, layout.real_labels(labels, IGNORE), hidden, encoded.rows)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,

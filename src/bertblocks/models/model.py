@@ -24,6 +24,8 @@ class Encoded:
 
     hidden: Tensor  # [tokens or wanted rows, hidden]
     layout: SequenceLayout
+    #: The wanted rows; None for all.
+    rows: Tensor | None
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
 
@@ -87,7 +89,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         """The forward pass with its result left flat, for heads.
 
         A head that looks at some tokens only says which by `rows`, from the layout: `hidden` is then theirs, in that
-        order, and the rest of the last layer is not computed. A batch of padding only has none.
+        order, and the rest of the last layer is not computed. In a batch of padding only there are none.
         """
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -105,10 +107,12 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         )
         layout = batch.layout
         x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout)
-        wanted = rows(layout) if rows is not None and len(x) else None
+        wanted = None
+        if rows is not None:
+            wanted = rows(layout) if len(x) else x.new_zeros(0, dtype=torch.long)
         out = self.encoder(x, layout, bool(want_states), bool(want_attentions), wanted)
         states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
-        return Encoded(out.last_hidden_state, layout, states, tuple(out.attentions) if out.attentions else None)
+        return Encoded(out.last_hidden_state, layout, wanted, states, tuple(out.attentions) if out.attentions else None)
 
     def predict_contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """How likely any two tokens touch: `[batch, length - 2, length - 2]`, without the first and last of a row."""

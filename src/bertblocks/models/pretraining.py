@@ -96,18 +96,19 @@ class BertBlocksForPreTraining(LanguageModel):
             rows=scored_and_first if only_scored else None,
         )
         hidden, layout = encoded.hidden, encoded.layout
-        if only_scored:
-            scored = len(hidden) - layout.num_sequences
-            hidden, firsts = hidden[:scored], keep_firsts(hidden[scored:], layout)
-        else:
+        rows = encoded.rows
+        if rows is None:
             firsts = pool(hidden, layout, "cls")
+        else:
+            scored = max(len(hidden) - layout.num_sequences, 0)
+            rows, hidden, firsts = rows[:scored], hidden[:scored], keep_firsts(hidden[scored:], layout)
         assert self.model.pooler is not None
         order_logits = self.order(self.model.pooler(firsts))  # [sequences, 2]
         logits = self.logits(hidden) if want_logits else None
         terms: list[Tensor] = []
         masked_total = order_total = None
         if labels is not None:
-            masked_total, count = self.masked_loss(hidden, logits, layout.real_labels(labels, IGNORE))
+            masked_total, count = self.masked_loss(logits, layout.real_labels(labels, IGNORE), hidden, rows)
             terms.append(masked_total / count.clamp(min=1))
         if order_labels is not None:
             if order_labels.shape != (layout.num_sequences,):

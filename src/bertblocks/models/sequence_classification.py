@@ -39,6 +39,11 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         self.classifier = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
         self.post_init()
 
+    @property
+    def by_first_token(self) -> bool:
+        """True if no other token of the last layer is looked at."""
+        return self.model.pooler is not None or self.config.classifier_pooling == "cls"
+
     @can_return_tuple
     def forward(
         self,
@@ -53,7 +58,6 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> SequenceClassifierOutput:
-        by_first_token = self.model.pooler is not None or self.config.classifier_pooling == "cls"
         encoded = self.model.encode(
             input_ids,
             attention_mask,
@@ -64,12 +68,12 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             packed_seqlens,
             output_hidden_states,
             output_attentions,
-            rows=(lambda layout: layout.first_tokens) if by_first_token else None,
+            rows=(lambda layout: layout.first_tokens) if self.by_first_token else None,
         )
         hidden, head = encoded.hidden, self.classifier_head
         if head is not None and self.config.classifier_head_before_pooling:
             hidden, head = head(hidden), None
-        if by_first_token:
+        if self.by_first_token:
             pooled = keep_firsts(hidden, encoded.layout)
         else:
             pooled = pool(hidden, encoded.layout, self.config.classifier_pooling)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from bertblocks.blocks.head import pool
+from bertblocks.functions.linear import not_cast
 from bertblocks.layout import SequenceLayout
 from bertblocks.numerics import upcast
 from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
@@ -219,7 +220,7 @@ def contrast(parts: Tensor) -> Tensor:
     """
     candidates = torch.cat([gather(part) for part in parts[1:]])
     own = parts.shape[1] * _rank() + torch.arange(parts.shape[1], device=parts.device)
-    with torch.autocast(parts.device.type, enabled=False):  # rounded to bf16 these would be off by a tenth
+    with not_cast(parts):  # rounded to bf16 these would be off by a tenth
         return F.cross_entropy(parts[0] @ candidates.T * SCALE, own)
 
 

@@ -225,8 +225,11 @@ def _json_objects(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_json(path: Path) -> Any:
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty.")
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path} line {error.lineno}: the file is not JSON ({error.msg}).") from error
 

@@ -209,7 +209,7 @@ class Trainer:
         if not is_finite:
             what = "loss" if not math.isfinite(loss) else "gradient norm"
             self._refuse(step, f"The {what} of step {step + 1} is {loss if what == 'loss' else norm.item()}", prepared)
-        if self.clip is not None:
+        if self.clip is not None and norm > self.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
         self.state.learning_rate = self.task.learning_rate(step)
         for optimizer in self.optimizers:

@@ -1,9 +1,10 @@
 """A run on paper: parameters, FLOPs, memory per device, speed and hours, from the recipe alone.
 
 Nothing is measured. FLOPs are those of matrix products (`bertblocks.anatomy`), three times the forward pass, or four
-with gradient checkpointing; the masked-LM head counts for the tokens that reach it, and each row is taken to be one
-text, so shorter texts cost less. Memory is weights, gradients and optimizer state in fp32 and what the forward pass of
-one micro-batch keeps, half as large in bf16; what kernels and the allocator need beside that is not in it.
+with gradient checkpointing; the masked-LM head counts for the tokens that reach it, the last layer for all, and each
+row is taken to be one text, so shorter texts cost less. Memory is weights, gradients and optimizer state in fp32 and
+what the forward pass of one micro-batch keeps, half as large in bf16; what kernels and the allocator need beside that
+is not in it.
 """
 
 from __future__ import annotations
