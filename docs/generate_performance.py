@@ -34,7 +34,8 @@ INTRODUCTION = """\
 <!-- Written by docs/generate_performance.py from docs/performance.json. Change the text there, not this page. -->
 
 How fast BertBlocks is on a plain CPU, beside transformers, ONNX Runtime, OpenVINO and sentence-transformers. All
-numbers on this page come from one run of one command. Yours will differ; measure them:
+numbers on this page come from one run of one command, but for a section that names its own. Yours will differ; measure
+them:
 
 ```sh
 make bench          # everything: tables, JSON and a picture in benchmarks/results
@@ -109,6 +110,8 @@ Tried on this kind of CPU and left out, because they did not win:
 - bfloat16 inside the fp32 rows: it rounds. `Predictor` chooses it on CPUs with units for it, and says so.
 
 Ratios of masked-LM training depend on how much transformers pads: the ragged rows here have a padding factor of 4.
+Pretraining and fine-tuning give transformers the precision that BertBlocks takes by itself, bf16 on this CPU, from
+which both gain.
 """
 
 
@@ -126,6 +129,8 @@ def render() -> str:
         parts += ["## Accuracy of int8\n", described(accuracy_sheet(run["accuracy"]))]
     if run["pretraining"]:
         parts += ["## Pretraining\n", described(pretraining_sheet(run["pretraining"]))]
+        if command := run["pretraining"].get("command"):
+            parts.append(f"Measured by itself, later than the rest: `{command}`.\n")
     if run["profiles"]:
         parts += [PROFILE, *(section(sheet) for sheet in profile_sheets(run["profiles"])), LIMITS]
     return "\n".join(parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,10 @@ class Outputs:
 @torch.inference_mode()
 def run(model: Any, batch: Mapping[str, Tensor]) -> Outputs:
     """One forward pass over a padded batch with its `attention_mask`."""
-    states: list[Tensor] = []
-    encoder: nn.Module = getattr(model, model.base_model_prefix, model).encoder
-    hook = encoder.register_forward_hook(lambda module, inputs, output: states.append(output.last_hidden_state))
-    try:
-        output = model(**batch)
-    finally:
-        hook.remove()
+    # asked for: a head may look at some tokens only, and the others would have no last state
+    output = model(**batch, output_hidden_states=True)
     mask = batch["attention_mask"].bool()
-    hidden = states[0] if len(states[0]) == int(mask.sum()) else states[0][mask.flatten()]
+    hidden = output.hidden_states[-1][mask]
     owner = mask.nonzero()[:, 0]
     texts = hidden.new_zeros(len(mask), hidden.shape[1]).index_add(0, owner, hidden) / mask.sum(1, keepdim=True)
     heads = {}
