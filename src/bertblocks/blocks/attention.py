@@ -78,7 +78,7 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        q, k = (x.to(v.dtype) for x in self.place(q, k, layout))
+        q, k = (one.to(v.dtype) for one in self.place(q, k, layout))
         options = (layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():

@@ -15,7 +15,8 @@ ROWS = 512
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """`[tokens, heads, d]` with its pairs turned by tables `[tokens, 1, 2 * pairs]` and `[tokens, 1, pairs]`.
 
-    Cosines are given for both units of a pair, where these are: as one product they take half the time.
+    Cosines are given for both units of a pair, where these are, so that they are one product: 1.3 to 1.4 times as fast
+    for 2,048 tokens and 4 heads of 64.
     """
     if torch.is_grad_enabled():
         return Rotation.apply(x, cos, sin, interleaved)
