@@ -280,7 +280,7 @@ class Witness(EagerBackend):
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
 def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_norm, has_units, is_cast, monkeypatch):
-    monkeypatch.setattr(attention_module, "has_matrix_units", lambda: has_units)
+    monkeypatch.setattr(attention_module, "has_amx", lambda: has_units)
     model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
     attention, witness = model.encoder.layers[0].attention, Witness()
     x, layout = torch.randn(6, 32), SequenceLayout.from_shape(2, 3, torch.device("cpu"))

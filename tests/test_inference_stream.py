@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 
@@ -12,6 +13,7 @@ import torch
 
 import bertblocks
 from bertblocks import BertBlocksConfig, BertBlocksModel, Predictor
+from bertblocks.core import cpu
 from bertblocks.inference import MTEBEncoder, hardware, stream
 from bertblocks.inference.files import Lines
 from bertblocks.inference.progress import Meter
@@ -185,14 +187,26 @@ def test_threads_stay_within_the_container(monkeypatch, files, cpus):
     assert hardware.choose_threads() == cpus
 
 
-@pytest.mark.parametrize(("avx512", "amx"), [(False, False), (True, False), (False, True)])
-def test_bfloat16_is_chosen_where_the_cpu_has_units_for_it(monkeypatch, avx512, amx):
-    monkeypatch.setattr(hardware.torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr(hardware.torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    expected = torch.bfloat16 if avx512 or amx else torch.float32
-    assert hardware.choose_dtype(torch.device("cpu")) == expected
-    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if avx512 or amx else "fp32")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "level", "has_units"),
+    [
+        ("AuthenticAMD", "avx512f", 16, False),
+        ("AuthenticAMD", "avx512f avx512_bf16", 16, True),
+        ("GenuineIntel", "avx512f avx512_bf16", 31, False),  # no faster than fp32
+        ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", 31, True),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", 28, False),  # a virtual machine that hides the tiles
+    ],
+)
+def test_bfloat16_is_chosen_where_the_cpu_multiplies_it_faster(monkeypatch, vendor, flags, level, has_units):
+    info = {"vendor_id": vendor, "flags": flags, "cpuid level": str(level)}
+    monkeypatch.setattr(cpu, "cpu_info", lambda: info)
+    monkeypatch.setattr(hardware.torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in flags)
+    assert hardware.choose_dtype(torch.device("cpu")) == (torch.bfloat16 if has_units else torch.float32)
+    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if has_units else "fp32")
     assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    cpu.avoid_broken_amx()
+    assert ("ONEDNN_MAX_CPU_ISA" in os.environ) == ("amx_tile" in flags and level == 28)
 
 
 # ---------------------------------------------------------------------- MTEB

@@ -357,12 +357,12 @@ def test_describe_names_what_runs(monkeypatch):
     if HAS_KERNEL:
         assert describe() == "int8: C kernel, AVX512-VNNI, 1 thread"
     monkeypatch.setattr(kernel, "find_kernel", kernel.find_kernel.__wrapped__)
-    monkeypatch.setattr(kernel, "_cpu_flags", lambda: {"avx512f", "avx2"})
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: {"avx512f", "avx2"})
     assert describe().startswith("int8: torch, 1 thread (no C kernel: this CPU has no avx512_vnni, avx512bw")
 
 
 def test_without_a_compiler(monkeypatch):
-    monkeypatch.setattr(kernel, "_cpu_flags", lambda: set(kernel.CPU_FLAGS))
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: set(kernel.CPU_FLAGS))
     monkeypatch.setattr(kernel, "_compilers", list)
     error = kernel.find_kernel.__wrapped__()
     assert isinstance(error, KernelError)
@@ -374,7 +374,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel, "_cpu_flags", lambda: set(kernel.CPU_FLAGS))
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: set(kernel.CPU_FLAGS))
     monkeypatch.setattr(kernel, "_compilers", lambda: [[str(script)]])
     assert "broken-cc failed: unknown option" in str(kernel.find_kernel.__wrapped__())
     assert list((tmp_path / "bertblocks").iterdir()) == []

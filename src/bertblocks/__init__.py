@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bertblocks._auto import register_with_transformers
+from bertblocks.core.cpu import avoid_broken_amx
 
 if TYPE_CHECKING:
     from bertblocks.backends import AttentionBackend as AttentionBackend
@@ -83,4 +84,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
+avoid_broken_amx()
 register_with_transformers()

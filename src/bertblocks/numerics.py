@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from bertblocks.core.cpu import has_amx, is_intel
+
 
 def upcast(x: Tensor) -> Tensor:
     """x in fp32 if it is in half precision, otherwise as it is."""
@@ -30,12 +32,9 @@ def flushed_denormals() -> Iterator[None]:
 
 
 def has_bf16_units(device: torch.device) -> bool:
-    """True if bf16 is not emulated; by the flags of the hardware, so that results do not vary."""
+    """True if bf16 products are faster than fp32; by the flags of the hardware, so that results do not vary."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or has_matrix_units())
-
-
-def has_matrix_units() -> bool:
-    """True for CPUs with AMX."""
-    return torch.cpu._is_amx_tile_supported()
+    # Intel's AVX512 multiplies bf16 no faster than fp32: 154 against 274 GFLOP/s on a Sapphire Rapids without AMX
+    has_fast_avx512 = torch.cpu._is_avx512_bf16_supported() and not is_intel()
+    return device.type == "cpu" and (has_fast_avx512 or has_amx())

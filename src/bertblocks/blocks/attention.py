@@ -13,9 +13,9 @@ from bertblocks.blocks.dropout import Dropout
 from bertblocks.blocks.linear import Linear
 from bertblocks.blocks.norm import RMSNorm
 from bertblocks.blocks.position import BlockPosition
+from bertblocks.core.cpu import has_amx
 from bertblocks.functions.linear import not_cast
 from bertblocks.layout import SequenceLayout
-from bertblocks.numerics import has_matrix_units
 
 
 class Attention(nn.Module):
@@ -105,7 +105,7 @@ class Attention(nn.Module):
 def is_half_slow(x: Tensor) -> bool:
     """True where the many small products of attention are slower in half precision than in fp32."""
     is_half = x.dtype in (torch.bfloat16, torch.float16)
-    return is_half and x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_matrix_units()
+    return is_half and x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_amx()
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:

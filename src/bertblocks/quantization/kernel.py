@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from bertblocks.core.cpu import cpu_flags
 
 SOURCE = Path(__file__).with_name("kernel.c")
 #: What the kernel is made of, as Linux and as compilers call it.
@@ -129,7 +130,7 @@ def describe() -> str:
 
 def _compiled() -> Path:
     """The library, from the cache or made now."""
-    if missing := CPU_FLAGS.keys() - _cpu_flags():
+    if missing := CPU_FLAGS.keys() - cpu_flags():
         raise KernelError(f"this CPU has no {', '.join(sorted(missing))}")
     source = SOURCE.read_bytes()
     reasons = []
@@ -151,15 +152,6 @@ def _compiled() -> Path:
         os.unlink(scratch)
         reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
     raise KernelError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
-
-
-def _cpu_flags() -> set[str]:
-    """What Linux says of the CPU; nothing elsewhere."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if platform.machine() not in ("x86_64", "AMD64") or not cpuinfo.is_file():
-        return set()
-    lines = (line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("flags"))
-    return set(next(lines, "").partition(":")[2].split())
 
 
 def _compilers() -> list[list[str]]:
