@@ -1,11 +1,10 @@
-"""Tokenizers: trained on a corpus, or loaded."""
+"""Tokenizers trained on a corpus."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bertblocks.data.vocabulary import CONTINUATION
@@ -122,20 +121,4 @@ def _bpe(vocab_size: int, documents: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    return tokenizer
-
-
-def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerFast:
-    """A tokenizer of a folder or of the hub; raises unless it is one of the fast kind, which shards are made with."""
-    from transformers import AutoTokenizer
-
-    text = str(path_or_id)
-    if not Path(text).is_dir() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
-        raise ValueError(f"{text} is no folder with a tokenizer.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(text)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"No tokenizer can be loaded from {text}: {str(error).splitlines()[0]}") from error
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"The tokenizer of {text} has no tokenizer.json; save it as a fast one first.")
     return tokenizer

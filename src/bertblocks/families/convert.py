@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,15 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
+from bertblocks.core.storage import atomic_folder, require_new_folder
 from bertblocks.families import FAMILIES, get_family, save_huggingface
 from bertblocks.families.files import MAX_SHARD_BYTES, OnShare, find_checkpoint, read_json
-from bertblocks.families.load import has_tokenizer, load_model
+from bertblocks.families.load import load_model
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer
 
 OWN = BertBlocksConfig.model_type
 #: The largest honest differences seen are a few 1e-6 of an output's size.
@@ -99,7 +97,7 @@ def convert(
     model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
     config = model.config
     task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))
-    with new_folder(target) as scratch:
+    with atomic_folder(target) as scratch:
         target_family, refusal = _write(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
@@ -119,7 +117,7 @@ def convert(
 
 def find_source(source: str | Path, target: Path, allow_pickle: bool = False) -> Path:
     """The folder of a source, once it is clear that `target` can be written beside it."""
-    refuse_existing(target)
+    require_new_folder(target)
     folder = find_checkpoint(source, allow_pickle)
     if target.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
@@ -163,34 +161,8 @@ def carry_files(source: Path, target: Path, allow_pickle: bool = False, keep_tok
         elif path.suffix == ".bin" and not is_weights:
             warnings.warn(f"{name} is a pickle and was left behind.", stacklevel=3)
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
-        AutoTokenizer.from_pretrained(source).save_pretrained(target)
+        load_tokenizer(source).save_pretrained(target)
     return carried
-
-
-def refuse_existing(target: Path) -> None:
-    """A folder that is to be written must not exist or be empty."""
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target` that is flushed and gets its name at the end, unless something went wrong."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # beside the target, so that the last step is a rename
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield scratch
-        for path in scratch.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        scratch.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        os.replace(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------- the proof
@@ -204,7 +176,10 @@ def _is_ours(family: str) -> bool:
 def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
     model_class = getattr(transformers, FAMILIES[family].model_classes[task])
     has_safetensors = any(folder.glob("*.safetensors"))
-    return model_class.from_pretrained(folder, dtype="auto", use_safetensors=has_safetensors)
+    # eager is given so that a config cannot name a kernel to download
+    return model_class.from_pretrained(
+        folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
+    )
 
 
 def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:

@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.families import read_model
 from bertblocks.families.files import OnShare, find_checkpoint, read_json
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.registry import nearest
-
-#: Any of these makes a folder one with a tokenizer.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 
 def load(
@@ -46,11 +37,7 @@ def load(
     """
     folder = find_checkpoint(path_or_id)
     model = load_model(folder, task, dtype)
-    return model, AutoTokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
-
-
-def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in TOKENIZER_FILES)
+    return model, load_tokenizer_if_any(folder)
 
 
 def load_model(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checks import ConfigError
 from bertblocks.families.files import find_checkpoint
-from bertblocks.families.load import has_tokenizer, load_model
+from bertblocks.families.load import load_model
 from bertblocks.flax.models import FLAX_TASK_MODELS, FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.weights import torch_weights
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.registry import nearest
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 
 def load(
@@ -35,7 +36,7 @@ def load(
         _refuse_other_task(task)
     folder = find_checkpoint(path_or_id)
     model = from_torch(load_model(folder, task), dtype)
-    return model, AutoTokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
+    return model, load_tokenizer_if_any(folder)
 
 
 def from_torch(model: BertBlocksPreTrainedModel, dtype: Any = None) -> FlaxBertBlocksPreTrainedModel:

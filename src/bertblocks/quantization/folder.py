@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from bertblocks.families.convert import carry_files, find_source, new_folder
-from bertblocks.families.load import has_tokenizer, load_model
+from bertblocks.core.storage import atomic_folder
+from bertblocks.families.convert import carry_files, find_source
+from bertblocks.families.load import load_model
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.quantization import MIN_COSINE, Accuracy, QuantizationError, describe, quantize
 from bertblocks.quantization.accuracy import run
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 #: What a model is tried on unless the caller has texts of their own: short and long, plain and odd.
 SAMPLE_TEXTS = (
@@ -82,10 +84,10 @@ def quantize_folder(
     folder = find_source(source, target, allow_pickle)
     model = load_model(folder, allow_pickle=allow_pickle).float()
     source_bytes = sum(tensor.nbytes for tensor in model.parameters())
-    tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
+    tokenizer = load_tokenizer_if_any(folder)
     batch = None if tokenizer is None else sample_batch(model, tokenizer, texts)
     accuracy = quantize(model, method, batch, min_cosine)
-    with new_folder(target) as scratch:
+    with atomic_folder(target) as scratch:
         model.save_pretrained(scratch)
         carried = carry_files(folder, scratch, allow_pickle, keep_tokenizer=False)
         ids = torch.arange(min(8, model.config.vocab_size))[None]

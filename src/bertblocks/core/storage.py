@@ -1,0 +1,130 @@
+"""Files and folders that are complete or absent: written under a temporary name, flushed to disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+#: Temporary names end with this. Only this module creates them, so a run may delete those that a killed process left.
+PARTIAL = ".partial"
+_CHUNK = 2**20
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under its name once all of it is on disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=PARTIAL, dir=target.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+        flush_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_file(path) as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def require_new_folder(target: Path) -> None:
+    """Raises unless `target` does not exist or is an empty folder."""
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise FileExistsError(f"{target} exists and is not empty; choose another folder.")
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` once all of it is on disk. On an error nothing is left behind.
+
+    `target` must not exist or be empty, at the start and at the end.
+    """
+    require_new_folder(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=PARTIAL, dir=target.parent))
+    try:
+        yield scratch
+        flush_tree(scratch)
+        scratch.chmod(0o755)
+        require_new_folder(target)
+        if target.exists():
+            target.rmdir()
+        os.replace(scratch, target)
+        flush_folder(target.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def atomic_entries(folder: Path) -> Iterator[Path]:
+    """A folder to fill, whose entries move into `folder` once all of them are on disk, replacing those of equal name.
+
+    For folders that a run owns: a reader may see some new and some old entries for a moment.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".", suffix=PARTIAL, dir=folder))
+    try:
+        yield scratch
+        flush_tree(scratch)
+        move_entries(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def move_entries(source: Path, target: Path, last: str = "") -> None:
+    """Moves all entries of one folder into another, the one named `last` after the others."""
+    for entry in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
+        place = target / entry.name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        os.replace(entry, place)
+    flush_folder(target)
+
+
+def remove_partial(folder: Path) -> None:
+    """Deletes what processes that were killed while writing have left in a folder."""
+    for entry in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def list_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def flush_tree(folder: Path) -> None:
+    """Waits until a folder and everything in it is on disk."""
+    for path in list_files(folder):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        flush_folder(path)
+
+
+def flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

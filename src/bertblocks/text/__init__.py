@@ -1,0 +1,1 @@
+"""Texts and tokenizers, without torch."""

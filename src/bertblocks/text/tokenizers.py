@@ -1,0 +1,56 @@
+"""The one place that opens a tokenizer. It never runs code that a folder names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+#: A folder with any of these has a tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
+
+
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id.
+
+    `trust_remote_code=False` matters: when it is unset, transformers asks on standard input whether to run the code
+    that a checkpoint brings, and a text piped into a command would be the answer.
+    """
+    from transformers import AutoTokenizer
+
+    text = str(source)
+    if not Path(text).is_dir() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
+        raise ValueError(f"{text} is not a folder with a tokenizer.")
+    try:
+        return AutoTokenizer.from_pretrained(text, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if "trust_remote_code" in str(error):
+            reason = "it needs Python code from the checkpoint, which BertBlocks never runs"
+        raise ValueError(f"Cannot load a tokenizer from {text}: {reason}.") from error
+
+
+def load_tokenizer_if_any(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a checkpoint folder, or None if it has none."""
+    return load_tokenizer(folder) if has_tokenizer(folder) else None
+
+
+def load_fast_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
+    """A tokenizer with a `tokenizer.json`, which prepared tokens need."""
+    tokenizer = load_tokenizer(source)
+    if not tokenizer.is_fast:
+        raise ValueError(f"The tokenizer of {source} has no tokenizer.json; save it as a fast tokenizer first.")
+    return tokenizer
