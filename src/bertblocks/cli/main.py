@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -71,4 +72,6 @@ def root(
 
 
 def main() -> None:
+    if sys.stdout is None:  # closed by the caller
+        sys.exit("bertblocks: standard output is closed; redirect it to a file or to /dev/null.")
     app()

@@ -22,7 +22,9 @@ class Source:
 
 
 def fail(message: object) -> NoReturn:
-    """Ends the command with one sentence on stderr and exit code 1."""
+    """Ends the command with one sentence on stderr and exit code 1; quietly if the reader of a pipe has gone."""
+    if isinstance(message, BrokenPipeError):
+        raise message
     typer.echo(f"bertblocks: {' '.join(str(message).split())}", err=True)
     raise typer.Exit(1)
 

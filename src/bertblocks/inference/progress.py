@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from bertblocks.core.console import progress_bar
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Meter:
                 TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:,.0f} tokens/s"),
                 TimeRemainingColumn(),
             )
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress = progress_bar(*columns)
             self._progress.start()
             self._task = self._progress.add_task("", total=self.total, tokens=0, speed=0.0)
         return self

@@ -22,7 +22,11 @@ class Progress:
     def __init__(self, console: Console, is_shown: bool = True) -> None:
         self.console = console
         self.is_shown = is_shown
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+            if console.is_terminal
+            else None
+        )
         self._next = 0.0
 
     def __enter__(self) -> Progress:
