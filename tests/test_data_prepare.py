@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from bertblocks.cli.main import app
 from bertblocks.data.corpus import CorpusError, FileCorpus
 from bertblocks.data.prepare import make_shard, prepare
-from bertblocks.data.tokenizer import load_tokenizer, train_tokenizer
+from bertblocks.data.tokenizer import train_tokenizer
 from bertblocks.data.tokens import TokenStore
+from bertblocks.text.tokenizers import load_fast_tokenizer
 
 WORDS = ["the", "model", "reads", "texts", "of", "many", "words", "and", "hidden", "ones", "it", "predicts"]
 
@@ -115,9 +116,9 @@ def test_tokenizers_that_cannot_be_are_refused(kind, size, message):
 
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="is no folder with a tokenizer"):
-        load_tokenizer(tmp_path / "missing")
+        load_fast_tokenizer(tmp_path / "missing")
     with pytest.raises(ValueError, match="No tokenizer can be loaded"):
-        load_tokenizer(tmp_path)
+        load_fast_tokenizer(tmp_path)
 
 
 # ---------------------------------------------------------------------- shards
@@ -221,16 +222,16 @@ KILLED = """
 import sys
 from bertblocks.data.corpus import FileCorpus
 from bertblocks.data.prepare import prepare
-from bertblocks.data.tokenizer import load_tokenizer
+from bertblocks.text.tokenizers import load_fast_tokenizer
 corpus = FileCorpus((sys.argv[1],), held_out=0.1, shard_bytes=8_000)
-tokenizer = load_tokenizer(sys.argv[2])
+tokenizer = load_fast_tokenizer(sys.argv[2])
 prepare(corpus, tokenizer, sys.argv[3], workers=1, on_shard=lambda done, total: print(done, flush=True))
 """
 
 
 def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path, corpus, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    prepare(corpus, load_tokenizer(tmp_path / "tokenizer"), tmp_path / "whole", workers=1)
+    prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "whole", workers=1)
     command = [sys.executable, "-c", KILLED, corpus.files[0], str(tmp_path / "tokenizer"), str(tmp_path / "killed")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -245,7 +246,7 @@ def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path, corpus,
     finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("shard-*.json")}
     assert 3 <= len(finished) < len(corpus.shards())
     assert not (tmp_path / "killed" / "tokens.json").exists()
-    prepare(corpus, load_tokenizer(tmp_path / "tokenizer"), tmp_path / "killed", workers=1)
+    prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "killed", workers=1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     for name, written in finished.items():
         assert (tmp_path / "killed" / name).stat().st_mtime_ns == written

@@ -26,6 +26,7 @@ from bertblocks.inference import Predictor
 from bertblocks.tasks.evaluate import evaluate
 from bertblocks.tasks.records import DataError
 from bertblocks.training.recipe_files import RecipeError
+from bertblocks.training.run_folder import RunFolderError
 
 COLOURS = ["red", "green", "blue"]
 NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
@@ -280,7 +281,7 @@ def test_nothing_is_replaced_before_everything_is_read(base, files, tmp_path):
     before = (out / "model.safetensors").read_bytes()
     with pytest.raises(DataError, match=r"missing\.csv: no such file"):
         finetune("classify", base, tmp_path / "missing.csv", output=out, **options)
-    with pytest.raises(DataError, match=r"model is .* inside .*: it would be overwritten"):
+    with pytest.raises(RunFolderError, match=r"model is .* inside .*: it would be overwritten"):
         finetune("classify", out, train, output=out, **options)
     assert (out / "model.safetensors").read_bytes() == before
     # a start that fails does not stand in the way of the right command
@@ -295,7 +296,7 @@ def test_another_request_in_a_folder_names_the_key(base, files, tmp_path):
     out, train = tmp_path / "out", files / "classify.csv"
     finetune("classify", base, train, output=out, epochs=0.5)
     (out / "results.json").unlink()
-    with pytest.raises(DataError, match=r"holds a run with epochs = 0\.5, and it is now 1\.0"):
+    with pytest.raises(RunFolderError, match=r"holds a run with epochs = 0\.5, and epochs is now 1\.0"):
         finetune("classify", base, train, output=out, epochs=1)
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
@@ -36,12 +35,13 @@ def convert(
     """Write a checkpoint as another family and prove that both give the same outputs."""
     import transformers
 
+    from bertblocks.core.console import progress_bar
     from bertblocks.families import convert as conversions
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         bars: dict[str, TaskID] = {}
 
         def show(step: str, share: float) -> None:

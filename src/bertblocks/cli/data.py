@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Split, Workers, choose_corpus
 from bertblocks.cli.options import AsJson
@@ -37,18 +36,24 @@ def prepare(
         float, typer.Option(min=0, max=1, help="More bad records than this share of all are an error.")
     ] = 0.01,
     workers: Workers = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace tokens of another corpus or tokenizer in the folder.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise a corpus once, into memory-mapped Arrow files. A killed run continues where it was."""
+    from bertblocks.core.console import progress_bar
     from bertblocks.data import prepare as preparation
-    from bertblocks.data.tokenizer import load_tokenizer
+    from bertblocks.data.prepare import DOCSTRINGS
+    from bertblocks.text.tokenizers import load_fast_tokenizer
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar(*columns) as progress:
         bar = progress.add_task("shards", total=None)
         try:
-            loaded = load_tokenizer(tokenizer)
-            cache = target / "docstrings.jsonl" if docstrings else None
+            loaded = load_fast_tokenizer(tokenizer)
+            preparation.read_plan(target)  # raises before docstrings are gathered into somebody's folder
+            cache = target / DOCSTRINGS if docstrings else None
             corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers)
             store = preparation.prepare(
                 corpus,
@@ -57,6 +62,7 @@ def prepare(
                 workers,
                 max_bad_share,
                 on_shard=lambda done, total: progress.update(bar, completed=done, total=total),
+                overwrite=overwrite,
             )
         except (OSError, ValueError) as error:
             fail(error)

@@ -21,7 +21,7 @@ def root() -> None:
 
 @app.command()
 def train(
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
     files: Files = None,
     dataset: Dataset = None,
     docstrings: Docstrings = False,
@@ -36,14 +36,17 @@ def train(
     workers: Workers = None,
 ) -> None:
     """Train a tokenizer on a corpus and write it for `AutoTokenizer`."""
+    from bertblocks.core.storage import atomic_folder, require_new_folder
     from bertblocks.data.tokenizer import train_tokenizer
 
     with TemporaryDirectory() as folder:
         cache = Path(folder, "docstrings.jsonl") if docstrings else None
         try:
             corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers)
+            require_new_folder(target)
             tokenizer = train_tokenizer(kind, vocab_size, corpus.sample(max_megabytes * 10**6))
-            tokenizer.save_pretrained(target)
+            with atomic_folder(target) as scratch:
+                tokenizer.save_pretrained(scratch)
         except (OSError, ValueError) as error:
             fail(error)
     typer.echo(f"{target}: a {kind} tokenizer of {len(tokenizer):,} entries.")

@@ -21,8 +21,8 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from bertblocks.core.storage import atomic_file
 from bertblocks.data.corpus import FileCorpus
-from bertblocks.data.files import write_whole
 
 #: Folders that hold other packages, or files that document nothing.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "testing", "_testing"}
@@ -72,7 +72,7 @@ def gather_docstrings(
     for package, text in texts.values():
         sizes[package] = sizes.get(package, 0) + len(text)
     kept_back = choose_held_out(sizes, held_out)
-    with write_whole(target) as file:
+    with atomic_file(target) as file:
         for package, text in texts.values():
             record = {"text": text, "package": package, "held_out": package in kept_back}
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")

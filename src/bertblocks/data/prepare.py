@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertblocks.core.storage import PARTIAL, atomic_file, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, CorpusError, Document, Tally
-from bertblocks.data.files import write_whole
 from bertblocks.data.tokens import INFO, TokenStore
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: Documents that are tokenized together, and that share a batch of an Arrow file.
 BATCH = 2000
-PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+PLAN, TOKENIZER, DOCSTRINGS = "plan.json", "tokenizer.json", "docstrings.jsonl"
 
 #: Told how many shards are done, of how many.
 OnShard = Callable[[int, int], None]
@@ -42,10 +42,12 @@ def prepare(
     workers: int | None = None,
     max_bad_share: float = 0.01,
     on_shard: OnShard = lambda done, total: None,
+    overwrite: bool = False,
 ) -> TokenStore:
     """Tokenizes a corpus into a folder, or opens what is there if it was made of the same corpus and tokenizer.
 
-    Shards that an interrupted call has finished are kept; those of another corpus or tokenizer are replaced. Raises
+    Shards that an interrupted call has finished are kept; those of another corpus or tokenizer are replaced with
+    `overwrite`. Raises
     `CorpusError` if more than `max_bad_share` of the records cannot be used.
     """
     folder = Path(folder)
@@ -53,17 +55,18 @@ def prepare(
     described = json.dumps([FORMAT, corpus.describe(), backend], sort_keys=True)
     fingerprint = blake2b(described.encode(), digest_size=16).hexdigest()
     shards = corpus.shards()
-    if _read(folder / PLAN).get("fingerprint") != fingerprint:
-        _clear(folder)
-        _write(folder / TOKENIZER, backend)
-        _write(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
+    claim_folder(folder, fingerprint, overwrite)
+    if not (folder / PLAN).is_file():
+        write_json(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
+    if not (folder / TOKENIZER).is_file():
+        write_json(folder / TOKENIZER, backend)
     missing = [number for number in range(len(shards)) if not _marker(folder, number).is_file()]
     on_shard(len(shards) - len(missing), len(shards))
     finished = _make_shards(corpus, shards, folder, missing, workers or os.cpu_count() or 1)
     for done, _ in enumerate(finished, start=len(shards) - len(missing) + 1):
         on_shard(done, len(shards))
     if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
-        _write(folder / INFO, _summary(folder, len(shards), fingerprint))
+        write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
     store = TokenStore(folder)
     Tally(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
     return store
@@ -109,7 +112,7 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
     tally = Tally()
     counts = dict.fromkeys(("tokens", "held_out_documents", "held_out_tokens"), 0)
     features = Features({"ids": Sequence(Value("int32")), "held_out": Value("bool")})
-    with write_whole(_arrow(folder, number)) as file:
+    with atomic_file(_arrow(folder, number)) as file:
         writer = ArrowWriter(features=features, stream=file)
         for documents in _in_batches(tally.count(corpus.read(shard))):
             table, lengths = _tokenize(tokenizer, documents)
@@ -119,7 +122,7 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
             counts["held_out_documents"] += int(held_out.sum())
             counts["held_out_tokens"] += int(lengths[held_out].sum())
         writer.finalize(close_stream=False)
-    _write(_marker(folder, number), {"tally": asdict(tally), "counts": counts})
+    write_json(_marker(folder, number), {"tally": asdict(tally), "counts": counts})
 
 
 def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.ndarray]:
@@ -167,17 +170,36 @@ def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _write(path: Path, value: Any) -> None:
-    with write_whole(path) as file:
-        file.write(json.dumps(value, ensure_ascii=False).encode())
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """What an earlier call was asked for; None for a new folder. Raises if the folder holds anything else."""
+    plan = _read(folder / PLAN)
+    if "fingerprint" in plan:
+        return plan
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    if foreign := sorted(name for name in names if name != DOCSTRINGS and not name.endswith(PARTIAL)):
+        raise CorpusError(f"{folder} holds {foreign[0]}, which is not a prepared corpus; choose another folder.")
+    return None
 
 
-def _clear(folder: Path) -> None:
-    """Takes away what an earlier call wrote, what says that it is whole first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for pattern in (INFO, PLAN, "shard-*.json", "shard-*.arrow"):
-        for path in folder.glob(pattern):
-            path.unlink()
+def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
+    """Makes room for a corpus; raises if the folder holds tokens of another one, unless `overwrite`.
+
+    Deletes what an earlier call wrote and nothing else, the files that mark it as complete first.
+    """
+    plan = read_plan(folder)
+    remove_partial(folder)
+    if plan is None or plan["fingerprint"] == fingerprint:
+        return
+    if not overwrite:
+        raise CorpusError(
+            f"{folder} holds tokens of another corpus or tokenizer; choose another folder, or --overwrite "
+            "(overwrite=True) to replace them."
+        )
+    for path in (folder / INFO, folder / PLAN, folder / TOKENIZER):
+        path.unlink(missing_ok=True)
+    for number in range(plan["shards"]):
+        _marker(folder, number).unlink(missing_ok=True)
+        _arrow(folder, number).unlink(missing_ok=True)
 
 
 def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:

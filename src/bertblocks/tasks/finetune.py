@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
+from bertblocks.core.storage import write_json
 from bertblocks.data.hashing import combine, permute
 from bertblocks.inference import Predictor
 from bertblocks.numerics import flushed_denormals
@@ -34,11 +35,12 @@ from bertblocks.tasks.starting import add_lora, freeze, layered_optimizer, start
 from bertblocks.tasks.tagging import Tag
 from bertblocks.tasks.tokens import TextTokenizer
 from bertblocks.training.amounts import Amount
-from bertblocks.training.checkpoints import MARKER, write_json
+from bertblocks.training.checkpoints import MARKER
 from bertblocks.training.distributed import World, join
 from bertblocks.training.loop import Selection, Trainer
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe_files import read_section
+from bertblocks.training.run_folder import RunFolder, RunFolderError, relative_files, replace_run
 from bertblocks.training.schedules import factor
 from bertblocks.training.sections import Constant, Cosine, Linear
 from bertblocks.training.state import Snapshot, restore
@@ -96,18 +98,28 @@ def finetune(
             f"batch_size is {chosen.batch_size}; embed compares the texts of all {world.size} processes, each with "
             f"equally many: it must be a multiple of {world.size}."
         )
-    world.first_does(lambda: _check_folder(folder, request, overwrite))
+    place = _choose_place(folder, request, overwrite)
+    claim = _run_folder(place, request)
+    if place == folder:
+        _refuse_finished(folder)
+        world.first_does(claim.check)
     runs: list[FineTuned] = []
-    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        place = folder if chosen.seeds == 1 else folder / f"seed-{seed}"
-        one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), place, world, console)
-        one.prepare(model, train, eval)
-        if not runs:  # nothing is replaced before everything has been read
-            world.first_does(lambda: _take_folder(folder, request, overwrite))
-        runs.append(one.train())
-        if runs[-1].signal is not None:
-            return runs[-1]
-    return runs[0] if len(runs) == 1 else _summarize(runs, folder, world)
+    try:
+        for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+            home = place if chosen.seeds == 1 else place / f"seed-{seed}"
+            one = _Run(TASKS[task], chosen.model_copy(update={"seed": seed}), home, world, console, folder.name)
+            one.prepare(model, train, eval)
+            if not runs:  # nothing is written before everything has been read
+                world.first_does(claim.claim)
+            runs.append(one.train())
+            if runs[-1].signal is not None:
+                return replace(runs[-1], folder=folder)
+        result = runs[0] if len(runs) == 1 else _summarize(runs, place, world)
+    finally:
+        claim.release()
+    if place != folder:
+        world.first_does(lambda: _replace(folder, place))
+    return replace(result, folder=folder)
 
 
 def is_finished(
@@ -117,7 +129,7 @@ def is_finished(
     if not (folder / RESULTS).is_file():
         return False
     chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
-    _refuse_another(folder, _request(task, model, train, eval, chosen))
+    _run_folder(folder, _request(task, model, train, eval, chosen)).check()
     return True
 
 
@@ -129,36 +141,39 @@ def _request(
     return {"task": task, **files, **settings.model_dump()}
 
 
-def _check_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> None:
-    """Makes sure that a folder is new, holds the same run, or may be replaced."""
-    known = folder / REQUEST
-    if overwrite:
-        for key in ("model", "train", "eval"):
-            if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
-                raise DataError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
-    elif (folder / RESULTS).is_file():
-        raise DataError(f"{folder} holds a finished run; --overwrite (overwrite=True) would replace it.")
-    elif any(folder.rglob(MARKER)):
-        _refuse_another(folder, request)
-    if not known.is_file() and folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} exists and holds something else; choose another output.")
+def _run_folder(folder: Path, request: Mapping[str, Any]) -> RunFolder:
+    return RunFolder(
+        folder,
+        REQUEST,
+        request,
+        has_begun=lambda: any(folder.rglob(MARKER)),
+        remedy="choose another output, or --overwrite (overwrite=True)",
+    )
 
 
-def _refuse_another(folder: Path, now: Mapping[str, Any]) -> None:
-    before = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
-    for key in now:
-        if before.get(key) != now[key]:
-            raise DataError(
-                f"{folder} holds a run with {key} = {before.get(key)!r}, and it is now {now[key]!r}; choose another "
-                "output, or --overwrite (overwrite=True)."
-            )
+def _refuse_finished(folder: Path) -> None:
+    if (folder / RESULTS).is_file():
+        raise RunFolderError(f"{folder} holds a finished run; --overwrite (overwrite=True) would replace it.")
 
 
-def _take_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> None:
-    if overwrite and folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / REQUEST, request)
+def _choose_place(folder: Path, request: Mapping[str, Any], overwrite: bool) -> Path:
+    """Where a run works: in `folder`, or next to the run there that it is to replace."""
+    if not overwrite or not folder.exists() or not any(folder.iterdir()):
+        return folder
+    if not (folder / REQUEST).is_file():
+        raise RunFolderError(f"{folder} holds files that are not of a run; choose another output.")
+    for key in ("model", "train", "eval"):
+        if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
+            raise RunFolderError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
+    digest = blake2b(json.dumps(request, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return folder.with_name(f".{folder.name}.{digest}.new")
+
+
+def _replace(folder: Path, place: Path) -> None:
+    """Puts a finished run into the place of the one before it, and deletes what that one wrote."""
+    results = folder / RESULTS
+    before = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+    replace_run(folder, place, before.get("files", []), last=RESULTS)
 
 
 def _summarize(runs: Sequence[FineTuned], folder: Path, world: World) -> FineTuned:
@@ -180,16 +195,23 @@ def _summarize(runs: Sequence[FineTuned], folder: Path, world: World) -> FineTun
 
 
 def _write_results(result: FineTuned) -> None:
-    write_json(result.folder / RESULTS, {**asdict(result), "folder": str(result.folder)})
+    values = {key: value for key, value in asdict(result).items() if key != "folder"}
+    write_json(result.folder / RESULTS, {**values, "files": relative_files(result.folder)})
 
 
 class _Run:
     """One run with one seed."""
 
     def __init__(
-        self, kind: type[FineTuneTask], settings: FineTuneSettings, folder: Path, world: World, console: Console
+        self,
+        kind: type[FineTuneTask],
+        settings: FineTuneSettings,
+        folder: Path,
+        world: World,
+        console: Console,
+        name: str,
     ) -> None:
-        self.task, self.settings, self.folder = kind(settings), settings, folder
+        self.task, self.settings, self.folder, self.name = kind(settings), settings, folder, name
         self.world, self.console = world, console
 
     def prepare(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> None:
@@ -236,7 +258,7 @@ class _Run:
             progress=Progress(self.console, is_shown=world.is_first),
             clip=settings.clip,
             selection=Selection(task.metric, patience=settings.patience),
-            trackers=get_trackers(settings.trackers, self.folder, self.folder.name) if world.is_first else [],
+            trackers=get_trackers(settings.trackers, self.folder, self.name) if world.is_first else [],
         )
         outcome = trainer.train(settings.model_dump())
         if outcome.signal is not None:
@@ -270,7 +292,7 @@ class _Run:
             write_embedder(self.folder, model, plan.tokenizer, self.task.pooling, plan.max_length)
         else:
             write_model(self.folder, model, plan.tokenizer)
-        title = f"Fine-tuning: {self.folder.name}"
+        title = f"Fine-tuning: {self.name}"
         report_finetuning(self.folder, title, evaluated, self.task.notes, self.settings.model_dump())
         _write_results(result)
 

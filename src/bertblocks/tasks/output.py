@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.charts import heat_map
 from bertblocks.checks import ConfigError
+from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.families import save_huggingface
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.tasks.base import Evaluated
-from bertblocks.training.checkpoints import write_json
 from bertblocks.training.report import ReportSection, settings_table, table, write_report
 
 #: A confusion matrix of more labels is drawn for those that are confused most.
@@ -24,30 +21,30 @@ MAX_CONFUSED = 24
 
 
 def write_model(folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    with _arriving(folder) as arriving:
-        model.save_pretrained(arriving)
-        tokenizer.save_pretrained(arriving)
+    with atomic_entries(folder) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
 
 
 def write_embedder(
     folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase, pooling: str, max_length: int
 ) -> None:
     """A folder that sentence-transformers opens, without BertBlocks too if a family of transformers can hold it."""
-    with _arriving(folder) as arriving:
+    with atomic_entries(folder) as scratch:
         try:
-            save_huggingface(model, arriving)
+            save_huggingface(model, scratch)
         except ConfigError:
-            model.save_pretrained(arriving)
-        tokenizer.save_pretrained(arriving)
-        write_json(arriving / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-        (arriving / "1_Pooling").mkdir()
+            model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        write_json(scratch / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+        (scratch / "1_Pooling").mkdir()
         modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
         values = {f"pooling_mode_{name}": kind == pooling for kind, name in modes.items()}
         width = model.config.hidden_size
-        write_json(arriving / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **values})
+        write_json(scratch / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **values})
         modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
         write_json(
-            arriving / "modules.json",
+            scratch / "modules.json",
             [
                 {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
                 for index, (path, kind) in enumerate(modules)
@@ -78,18 +75,3 @@ def _draw_confusion(counts: Sequence[Sequence[int]], names: Sequence[str]) -> st
         title += f", of the {len(shown)} labels with the most mistakes"
     chosen = [names[i] for i in shown]
     return heat_map(title, chosen, chosen, [[counts[i][j] for j in shown] for i in shown], "gold", "predicted")
-
-
-@contextlib.contextmanager
-def _arriving(folder: Path) -> Iterator[Path]:
-    """A folder beside the others, whose entries move up when all are written."""
-    place = folder / ".arriving"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    yield place
-    for entry in sorted(place.iterdir()):
-        target = folder / entry.name
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(entry, target)
-    place.rmdir()

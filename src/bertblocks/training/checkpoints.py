@@ -6,22 +6,18 @@ last. So a process that dies at any moment leaves the checkpoint before, and one
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bertblocks.data.files import write_whole
+from bertblocks.core.storage import checksum, flush_folder, flush_tree, list_files, write_json
 
 MARKER = "complete.json"
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_CHUNK = 2**20
 
 
 class CheckpointError(OSError):
@@ -56,13 +52,13 @@ class CheckpointFolder:
             self._clear()
             temporary.mkdir()
             write_files(temporary)
-            checksums = {file.relative_to(temporary).as_posix(): _flush(file) for file in _files(temporary)}
-            _flush_folders(temporary)
+            flush_tree(temporary)
+            checksums = {file.relative_to(temporary).as_posix(): checksum(file) for file in list_files(temporary)}
             remove(target)  # damaged, or it would have been continued from
             temporary.rename(target)
-            _flush_folder(self.path)
+            flush_folder(self.path)
             write_json(target / MARKER, {"step": step, "sha256": checksums})
-            _flush_folder(target)
+            flush_folder(target)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(f"{target} could not be written: {error}. Earlier checkpoints are intact.") from error
@@ -120,7 +116,7 @@ def check(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"is damaged: {name} is missing"
-        if _checksum(file) != expected:
+        if checksum(file) != expected:
             return f"is damaged: {name} is not what was written"
     return None
 
@@ -130,41 +126,3 @@ def remove(path: Path) -> None:
     if path.exists():
         (path / MARKER).unlink(missing_ok=True)
         shutil.rmtree(path)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """JSON that is whole or not there."""
-    with write_whole(path) as file:
-        file.write(json.dumps(values, indent=2).encode() + b"\n")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> str:
-    """Waits until a file is on the disk; its checksum."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return _checksum(path)
-
-
-def _flush_folders(folder: Path) -> None:
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _flush_folder(path)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

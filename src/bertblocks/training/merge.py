@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertblocks.families.convert import new_folder, refuse_existing
+from bertblocks.core.storage import atomic_folder, require_new_folder
 from bertblocks.families.files import INDEX, MAX_SHARD_BYTES, SINGLE, read_json, write_tensors
 
 #: Keys of a config.json that say nothing about the model.
@@ -53,7 +53,7 @@ def merge(
     folders = [Path(source) for source in sources]
     target = Path(output)
     shares = read_shares(folders, weights)
-    refuse_existing(target)
+    require_new_folder(target)
     for folder in folders[1:]:
         _compare_configs(folders[0], folder)
         _compare_tokenizers(folders[0], folder)
@@ -65,7 +65,7 @@ def merge(
         for number, name in enumerate(files[0].names, start=1):
             tensors[name] = _mean([one.read(name) for one in files], shares, name)
             on_share(number / len(files[0].names))
-    with new_folder(target) as scratch:
+    with atomic_folder(target) as scratch:
         write_tensors(tensors, scratch, max_shard_bytes)
         for name in CARRIED:
             if (folders[0] / name).is_file():

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertblocks.data.files import write_whole
+from bertblocks.core.storage import atomic_file
 
 
 class MetricsFile:
@@ -16,7 +16,7 @@ class MetricsFile:
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
         kept = [line for line in read_metrics(path) if line["step"] <= last_step]
-        with write_whole(path) as file:
+        with atomic_file(path) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
         self._file = path.open("a", encoding="utf-8")
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 
+from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.numerics import flushed_denormals
 from bertblocks.training.build import build_model, build_objectives
-from bertblocks.training.checkpoints import write_json
 from bertblocks.training.distributed import World, join
 from bertblocks.training.evaluate import FilledMask, HeldOut, Unigram, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
@@ -22,8 +20,8 @@ from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.packed_task import PackedTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.recipe_files import RecipeError
 from bertblocks.training.report import write_pretraining_report
+from bertblocks.training.run_folder import RunFolder
 from bertblocks.training.state import Snapshot
 from bertblocks.training.texts import Texts, make_texts
 from bertblocks.training.timetable import Timetable
@@ -59,10 +57,19 @@ class Pretrained:
 @flushed_denormals()
 def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
     """Runs a recipe in its folder, or continues the run that is there."""
-    world, console, folder = join(recipe.run.device), console or Console(), recipe.folder
-    trackers = get_trackers(recipe.run.trackers if world.is_first else [], folder, recipe.name)
+    world, console = join(recipe.run.device), console or Console()
     progress = Progress(console, is_shown=world.is_first)
-    world.first_does(lambda: claim_folder(recipe))
+    claim = run_folder(recipe)
+    world.first_does(claim.claim)
+    try:
+        return _run(recipe, world, progress)
+    finally:
+        claim.release()
+
+
+def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
+    folder = recipe.folder
+    trackers = get_trackers(recipe.run.trackers if world.is_first else [], folder, recipe.name)
     texts = make_texts(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
     model = build_model(recipe, texts.tokenizer)
@@ -133,46 +140,27 @@ def _finish(
 
 
 def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A model and its tokenizer, whole or not there."""
-    temporary = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    snapshot.write_model(temporary)
-    tokenizer.save_pretrained(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    """A model and its tokenizer, complete or absent; one that the run wrote before is replaced."""
+    with atomic_entries(folder.parent) as scratch:
+        snapshot.write_model(scratch / folder.name)
+        tokenizer.save_pretrained(scratch / folder.name)
 
 
-# ---------------------------------------------------------------------- one folder, one run
+def run_folder(recipe: Recipe) -> RunFolder:
+    return RunFolder(
+        recipe.folder,
+        RECIPE,
+        recipe.model_dump(mode="json"),
+        is_free=is_free_key,
+        remedy="give another run.folder, or delete this one",
+    )
 
 
-def claim_folder(recipe: Recipe) -> None:
-    """Writes the recipe into the run's folder; refuses a folder whose run has another recipe."""
-    path = recipe.folder / RECIPE
-    values = recipe.model_dump(mode="json")
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for key, old, new in differences(before, values):
-            raise RecipeError(
-                f"{recipe.folder} holds a run with {key} = {old!r}, and the recipe now says {new!r}; give another "
-                "run.folder, or delete this one."
-            )
-    write_json(path, values)
-
-
-def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Keys that a run may not change, with both values.
+def is_free_key(key: str) -> bool:
+    """Whether a run that is continued may have another value for a key of its recipe.
 
     Example:
-        >>> differences({"run": {"seed": 1, "device": "cpu"}}, {"run": {"seed": 2, "device": "cuda"}})
-        [('run.seed', 1, 2)]
+        >>> is_free_key("run.device"), is_free_key("run.seed")
+        (True, False)
     """
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*before, *now])
-        return [
-            found
-            for key in keys
-            for found in differences(before.get(key), now.get(key), f"{path}.{key}".removeprefix("."))
-        ]
-    is_free = path not in BOUND_KEYS and any(path == key or path.startswith(f"{key}.") for key in FREE_KEYS)
-    return [] if is_free or before == now else [(path, before, now)]
+    return key not in BOUND_KEYS and any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)

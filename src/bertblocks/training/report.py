@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertblocks.charts import Series, line_chart, write_number
-from bertblocks.data.files import write_whole
+from bertblocks.core.storage import atomic_file
 from bertblocks.training.metrics import read_metrics
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_report(
         f"<meta name='viewport' content='width=device-width'><style>{STYLE}</style></head><body>"
         f"<h1>{escape(title)}</h1><p class='quiet'>{escape(note)}</p>{body}</body></html>\n"
     )
-    with write_whole(folder / REPORT) as file:
+    with atomic_file(folder / REPORT) as file:
         file.write(page.encode())
     return folder / REPORT
 

@@ -82,8 +82,8 @@ class Tokenizer(Section):
 class Source(Section):
     """Where texts come from: exactly one of `files`, `dataset`, `builtin` and `tokens`."""
 
-    name: str = "docstrings"
-    """Names the source in mixtures and reports."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] = "docstrings"
+    """Names the source in mixtures and reports, and its folder of tokens: letters, digits, `.`, `_` and `-`."""
     files: list[str] | None = None
     """Files, folders and globs of .txt, .jsonl, .csv and .parquet, each also with .gz or .zst."""
     dataset: str | None = None
@@ -128,6 +128,8 @@ class Corpus(Section):
         names = [source.name for source in sources]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"has the name {twice[0]!r} twice; mixtures and reports need names that differ")
+        if "tokenizer" in names:
+            raise ValueError("has the name 'tokenizer', which is the folder of the run's tokenizer; choose another")
         return sources
 
 

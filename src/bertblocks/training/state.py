@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertblocks.core.storage import write_json
 from bertblocks.families.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
-from bertblocks.training.checkpoints import STATE, write_json
+from bertblocks.training.checkpoints import STATE
 from bertblocks.training.distributed import give_back, place_like, put, whole
 from bertblocks.training.ema import RunningMean
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bertblocks.core.storage import atomic_folder
 from bertblocks.data.corpus import Corpus, DatasetCorpus, FileCorpus
 from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.prepare import TOKENIZER, describe_tokenizer, prepare
-from bertblocks.data.tokenizer import SAMPLE_BYTES, load_tokenizer, train_tokenizer
+from bertblocks.data.tokenizer import SAMPLE_BYTES, train_tokenizer
 from bertblocks.data.tokens import INFO, Selection, TokenStore
 from bertblocks.families.files import find_checkpoint, read_json
+from bertblocks.text.tokenizers import load_fast_tokenizer
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World
 from bertblocks.training.progress import Progress
@@ -47,7 +48,7 @@ def make_texts(recipe: Recipe, world: World, progress: Progress) -> Texts:
     """Gathers, trains and tokenises what is not there yet, in the first process; then all open it."""
     folder = recipe.folder / "data"
     world.first_does(lambda: _prepare(recipe, folder, progress))
-    tokenizer = load_tokenizer(folder / "tokenizer")
+    tokenizer = load_fast_tokenizer(folder / "tokenizer")
     stores = {one.name: TokenStore(_tokens(recipe, one, folder)) for one in recipe.corpus.sources}
     parts = {name: store.split() for name, store in stores.items()}
     homes = {_home(recipe, one): parts[one.name][1] for one in recipe.corpus.sources}
@@ -79,7 +80,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
         if source.tokens:
             _check_tokens(Path(source.tokens), tokenizer)
     for home, corpus in corpora.items():
-        store = prepare(corpus, tokenizer, folder / home, workers, settings.max_bad_share)
+        store = prepare(corpus, tokenizer, folder / home, workers, settings.max_bad_share, overwrite=True)
         counts = store.counts
         progress.say(
             f"Corpus {home}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, of which "
@@ -115,17 +116,15 @@ def get_corpus(source: Source, folder: Path, held_out: float, workers: int | Non
 def _get_tokenizer(recipe: Recipe, corpora: list[Corpus], folder: Path, progress: Progress) -> PreTrainedTokenizerFast:
     """The run's own copy, or the tokenizer that the recipe names, or a new one."""
     if folder.is_dir():
-        return load_tokenizer(folder)
+        return load_fast_tokenizer(folder)
     settings = recipe.tokenizer
     origin = settings.load or recipe.model.checkpoint or recipe.model.grow_from
     if origin:
-        tokenizer = load_tokenizer(find_checkpoint(origin))
+        tokenizer = load_fast_tokenizer(find_checkpoint(origin))
     else:
         progress.say(f"Training a {settings.kind} tokenizer of {settings.vocab_size:,} entries.")
         samples = [corpus.sample(SAMPLE_BYTES // len(corpora)) for corpus in corpora]
         tokenizer = train_tokenizer(settings.kind, settings.vocab_size, itertools.chain.from_iterable(samples))
-    temporary = folder.with_name(".tokenizer.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
-    tokenizer.save_pretrained(temporary)
-    temporary.rename(folder)
-    return load_tokenizer(folder)
+    with atomic_folder(folder) as scratch:
+        tokenizer.save_pretrained(scratch)
+    return load_fast_tokenizer(folder)

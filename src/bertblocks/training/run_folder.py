@@ -1,0 +1,129 @@
+"""One folder, one run: who may write into a folder, and what the run in it was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from bertblocks.core.storage import PARTIAL, list_files, move_entries, remove_partial, write_json
+
+LOCK = ".lock"
+
+
+class RunFolderError(ValueError):
+    """A folder that belongs to another run, to a running process, or to the user."""
+
+
+class RunFolder:
+    """A folder whose file `request_name` records what its run was asked for; without that file it must be empty.
+
+    Keys for which `is_free` is true may change when a run is continued; all may as long as `has_begun` is false.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        request_name: str,
+        request: Mapping[str, Any],
+        is_free: Callable[[str], bool] = lambda key: False,
+        has_begun: Callable[[], bool] = lambda: True,
+        remedy: str = "choose another folder",
+    ) -> None:
+        self.path, self.request_name, self.request = path, request_name, request
+        self.is_free, self.has_begun, self.remedy = is_free, has_begun, remedy
+        self._lock: FileLock | None = None
+
+    def check(self) -> None:
+        """Raises if the folder holds another run or files that no run wrote."""
+        if not (self.path / self.request_name).is_file():
+            foreign = self._foreign_entry()
+            if foreign is not None:
+                raise RunFolderError(f"{self.path} holds {foreign}, which is not part of a run; {self.remedy}.")
+            return
+        changed = differences(self._read_request(), dict(self.request), self.is_free) if self.has_begun() else []
+        for key, old, new in changed:
+            raise RunFolderError(
+                f"{self.path} holds a run with {key} = {old!r}, and {key} is now {new!r}; {self.remedy}."
+            )
+
+    def claim(self) -> None:
+        """Checks the folder, locks it for this process, and records the request."""
+        self.check()
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunFolderError(
+                f"Another process is running in {self.path}; wait for it to end, or {self.remedy}."
+            ) from error
+        self._lock = lock
+        remove_partial(self.path)
+        write_json(self.path / self.request_name, dict(self.request))
+
+    def release(self) -> None:
+        if self._lock is not None:
+            (self.path / LOCK).unlink(missing_ok=True)  # while it is held: a waiting process then tries again
+            self._lock.release()
+            self._lock = None
+
+    def _foreign_entry(self) -> str | None:
+        if not self.path.exists():
+            return None
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is a file; {self.remedy}.")
+        names = sorted(entry.name for entry in self.path.iterdir())
+        return next((name for name in names if name != LOCK and not name.endswith(PARTIAL)), None)
+
+    def _read_request(self) -> Any:
+        path = self.path / self.request_name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunFolderError(f"{path} is not valid JSON ({error}); {self.remedy}.") from error
+
+
+def differences(
+    before: Any, now: Any, is_free: Callable[[str], bool] = lambda key: False, path: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """Keys in which two requests differ and may not, with both values.
+
+    Example:
+        >>> before, now = {"run": {"seed": 1, "device": "cpu"}}, {"run": {"seed": 2, "device": "cuda"}}
+        >>> differences(before, now, lambda key: key == "run.device")
+        [('run.seed', 1, 2)]
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            found
+            for key in dict.fromkeys([*before, *now])
+            for found in differences(before.get(key), now.get(key), is_free, f"{path}.{key}".removeprefix("."))
+        ]
+    return [] if before == now or is_free(path) else [(path, before, now)]
+
+
+def replace_run(old: Path, new: Path, files: list[str], last: str) -> None:
+    """Deletes the `files` of a finished run and moves another's entries into their place, the one named `last` last.
+
+    What nobody listed stays. A process that dies in between leaves `new` complete, and a second call finishes.
+    """
+    (old / last).unlink(missing_ok=True)
+    for name in files:
+        path = old / name
+        if path.resolve().is_relative_to(old.resolve()):
+            path.unlink(missing_ok=True)
+    for folder in sorted((path for path in old.rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    move_entries(new, old, last)
+    new.rmdir()
+
+
+def relative_files(folder: Path) -> list[str]:
+    """Every file in a folder, for the record of what a run wrote."""
+    names = (path.relative_to(folder).as_posix() for path in list_files(folder))
+    return [name for name in names if name != LOCK]
