@@ -7,4 +7,4 @@ from importlib.util import find_spec
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 has_jax = find_spec("jax") and find_spec("flax")
-collect_ignore_glob = [] if has_jax else ["src/bertblocks/flax/*", "tests/test_flax_*.py"]
+collect_ignore_glob = [] if has_jax else ["src/bertblocks/flax/*", "tests/flax/*"]

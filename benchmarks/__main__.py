@@ -29,8 +29,8 @@ from benchmarks.measure import can_measure_memory
 from benchmarks.picture import draw
 from benchmarks.report import study_sheets, workload_sheet
 from benchmarks.workload import Settings
-from bertblocks.numerics import flushed_denormals
-from bertblocks.registry import nearest
+from bertblocks.core.registry import nearest
+from bertblocks.nn.numerics import flushed_denormals
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,7 +14,7 @@ import bertblocks
 from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
 from benchmarks.peers import Graphs
 from benchmarks.workload import PROBE, Contender, Goal, Settings, Unavailable, Workload
-from bertblocks.anatomy import count_flops
+from bertblocks.analysis import count_flops
 
 PADDED = "transformers sdpa, padded"
 SORTED = "transformers sdpa, sorted batches of 8"

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBe
 import bertblocks
 from benchmarks.inputs import IGNORE, Batch, make_masked_batch, ragged_lengths
 from benchmarks.workload import Contender, Goal, Settings, Unavailable, Workload
-from bertblocks.anatomy import count_flops
+from bertblocks.analysis import count_flops
 
 PLAIN, SPARSE, OURS = "transformers sdpa, padded", "transformers sdpa, padded, sparse_prediction", "BertBlocks"
 GRAPHS = "ONNX Runtime, OpenVINO"

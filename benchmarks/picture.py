@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from benchmarks.report import by_model
-from bertblocks.charts import Series, bar_chart, line_chart
+from bertblocks.reports.charts import Series, bar_chart, line_chart
 
 WIDTH, GAP = 860, 16
 

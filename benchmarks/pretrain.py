@@ -24,13 +24,13 @@ from benchmarks.measure import Spread, ratios
 from bertblocks import to_huggingface
 from bertblocks.training import loop
 from bertblocks.training.build import build_model, build_objectives
+from bertblocks.training.corpora import Texts, make_texts
 from bertblocks.training.distributed import World, join
 from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.packed_task import PackedTask
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
-from bertblocks.training.texts import Texts, make_texts
 
 GOAL = 3.0
 #: Steps of BertBlocks in a round, of which the first is not counted on either side.

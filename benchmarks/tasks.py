@@ -35,13 +35,13 @@ from benchmarks.inputs import data_folder
 from benchmarks.measure import Spread, ratios
 from benchmarks.pretrain import Watch
 from bertblocks import finetune
-from bertblocks.tasks.classification import Classify
-from bertblocks.tasks.evaluate import evaluate
-from bertblocks.tasks.finetune import FineTuned
+from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.metrics import regression_scores
 from bertblocks.tasks.settings import ClassifySettings
-from bertblocks.tasks.starting import start_model
+from bertblocks.training.finetune import FineTuned
 from bertblocks.training.precision import choose_precision
+from bertblocks.training.starting_model import start_model
 
 MODEL = get_model_path()
 BATCH_SIZE = 32
@@ -104,7 +104,7 @@ class Lesson:
 
     def __init__(self, data: Path, name: str, epochs: float) -> None:
         self.train, self.test, self.epochs = data / name / "train.csv", data / name / "test.csv", epochs
-        self.task = Classify(ClassifySettings())
+        self.task = ClassifyTask(ClassifySettings())
         self.examples, self.test_examples = self.task.read(self.train), self.task.read(self.test)
         self.learning_rate = start_model(MODEL, self.task).learning_rate
         self.steps = math.ceil(epochs * len(self.examples) / BATCH_SIZE)

@@ -101,7 +101,7 @@ def read_choices(path: Path) -> dict[str, list[str]]:
 
 
 def render() -> str:
-    config, checks = PACKAGE / "config.py", PACKAGE / "checks.py"
+    config, checks = PACKAGE / "config.py", PACKAGE / "config/validation.py"
     per_layer = read_constant(checks, "LAYER_KEYS")
     choices = read_choices(checks)
     parts = [INTRODUCTION]
@@ -115,7 +115,7 @@ def render() -> str:
                 (f"`{key.name}`", f"`{key.kind}`", key.default, "yes" if key.name in per_layer else "", meaning)
             )
         parts.append(f"## {section.title}\n\n" + table(("Key", "Type", "Default", "Per layer", "Meaning"), rows))
-    parts.append(_render_aliases(PACKAGE / "spelling.py"))
+    parts.append(_render_aliases(PACKAGE / "config/aliases.py"))
     parts.append(_render_ngpt(checks))
     return "\n".join(parts)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertblocks.families import FAMILIES
+from bertblocks.checkpoints.families import FAMILIES
 from bertblocks.models import TASK_MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ Where the config leaves something open, the tensors decide: whether the decoder 
 ```python
 import tempfile
 from pathlib import Path
-from bertblocks.families.neobert import read_yaml_config
+from bertblocks.checkpoints.families.neobert import read_yaml_config
 
 file = Path(tempfile.mkdtemp()) / "pretrain.yaml"
 file.write_text("model:\\n  hidden_size: 64\\n  num_attention_heads: 4\\n  rope: false\\n  norm_eps: 1e-6\\n")

@@ -13,7 +13,7 @@ from rich.table import Table
 from transformers import AutoModel, AutoTokenizer
 
 import bertblocks
-from bertblocks.blocks.head import pool
+from bertblocks.nn.head import pool
 
 TOLERANCE = 1e-5
 QUERY = "How do I get my money back?"

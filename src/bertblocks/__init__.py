@@ -13,21 +13,14 @@ from bertblocks._auto import register_with_transformers
 from bertblocks.core.cpu import avoid_broken_amx
 
 if TYPE_CHECKING:
-    from bertblocks.backends import AttentionBackend as AttentionBackend
-    from bertblocks.backends import register_backend as register_backend
-    from bertblocks.blocks.activation import register_activation as register_activation
-    from bertblocks.blocks.mlp import register_mlp as register_mlp
-    from bertblocks.blocks.norm import register_norm as register_norm
-    from bertblocks.blocks.position import register_position as register_position
-    from bertblocks.checks import ConfigError as ConfigError
-    from bertblocks.config import BertBlocksConfig as BertBlocksConfig
-    from bertblocks.families import from_huggingface as from_huggingface
-    from bertblocks.families import save_huggingface as save_huggingface
-    from bertblocks.families import to_huggingface as to_huggingface
-    from bertblocks.families.convert import convert as convert
-    from bertblocks.families.load import load as load
-    from bertblocks.inference import Predictor as Predictor
-    from bertblocks.layout import SequenceLayout as SequenceLayout
+    from bertblocks.checkpoints.convert import convert as convert
+    from bertblocks.checkpoints.huggingface import from_huggingface as from_huggingface
+    from bertblocks.checkpoints.huggingface import save_huggingface as save_huggingface
+    from bertblocks.checkpoints.huggingface import to_huggingface as to_huggingface
+    from bertblocks.checkpoints.load import load as load
+    from bertblocks.config.config import BertBlocksConfig as BertBlocksConfig
+    from bertblocks.config.presets import preset_names as preset_names
+    from bertblocks.config.validation import ConfigError as ConfigError
     from bertblocks.models import BertBlocksForMaskedDiffusion as BertBlocksForMaskedDiffusion
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
     from bertblocks.models import BertBlocksForPreTraining as BertBlocksForPreTraining
@@ -36,13 +29,20 @@ if TYPE_CHECKING:
     from bertblocks.models import BertBlocksForTokenClassification as BertBlocksForTokenClassification
     from bertblocks.models import BertBlocksModel as BertBlocksModel
     from bertblocks.models import BertBlocksPreTrainedModel as BertBlocksPreTrainedModel
-    from bertblocks.presets import preset_names as preset_names
-    from bertblocks.tasks.finetune import finetune as finetune
+    from bertblocks.nn.activation import register_activation as register_activation
+    from bertblocks.nn.backends import AttentionBackend as AttentionBackend
+    from bertblocks.nn.backends import register_backend as register_backend
+    from bertblocks.nn.layout import SequenceLayout as SequenceLayout
+    from bertblocks.nn.mlp import register_mlp as register_mlp
+    from bertblocks.nn.norm import register_norm as register_norm
+    from bertblocks.nn.position import register_position as register_position
+    from bertblocks.tasks.predictor import Predictor as Predictor
+    from bertblocks.training.finetune import finetune as finetune
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionBackend": "backends",
+    "AttentionBackend": "nn.backends",
     "BertBlocksConfig": "config",
     "BertBlocksForMaskedDiffusion": "models",
     "BertBlocksForMaskedLM": "models",
@@ -52,21 +52,21 @@ _HOMES = {
     "BertBlocksForTokenClassification": "models",
     "BertBlocksModel": "models",
     "BertBlocksPreTrainedModel": "models",
-    "ConfigError": "checks",
-    "Predictor": "inference",
-    "SequenceLayout": "layout",
-    "convert": "families.convert",
-    "finetune": "tasks.finetune",
-    "from_huggingface": "families",
-    "load": "families.load",
-    "preset_names": "presets",
-    "register_activation": "blocks.activation",
-    "register_backend": "backends",
-    "register_mlp": "blocks.mlp",
-    "register_norm": "blocks.norm",
-    "register_position": "blocks.position",
-    "save_huggingface": "families",
-    "to_huggingface": "families",
+    "ConfigError": "config",
+    "Predictor": "tasks.predictor",
+    "SequenceLayout": "nn.layout",
+    "convert": "checkpoints.convert",
+    "finetune": "training.finetune",
+    "from_huggingface": "checkpoints.huggingface",
+    "load": "checkpoints.load",
+    "preset_names": "config",
+    "register_activation": "nn.activation",
+    "register_backend": "nn.backends",
+    "register_mlp": "nn.mlp",
+    "register_norm": "nn.norm",
+    "register_position": "nn.position",
+    "save_huggingface": "checkpoints.huggingface",
+    "to_huggingface": "checkpoints.huggingface",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -21,7 +21,7 @@ NEEDED = (
     "transformers.modeling_utils",
     "transformers.modeling_layers",
     "bertblocks.config",
-    "bertblocks.blocks.block",
+    "bertblocks.nn.block",
 )
 
 

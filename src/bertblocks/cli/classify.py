@@ -22,7 +22,7 @@ from bertblocks.cli.predict import (
 )
 
 if TYPE_CHECKING:
-    from bertblocks.inference import Classification
+    from bertblocks.tasks.results import Classification
 
 
 def classify(

@@ -9,7 +9,7 @@ import typer
 from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
 
 if TYPE_CHECKING:
-    from bertblocks.cli.source import Source
+    from bertblocks.cli.source import ConfigSource
     from bertblocks.config import BertBlocksConfig
 
 #: Part by part, the numbers of both models.
@@ -27,7 +27,7 @@ def compare(
 
     sources = load_source(first), load_source(second)
 
-    from bertblocks.anatomy import build, count_flops, count_parameters, usual_lengths
+    from bertblocks.analysis import build, count_flops, count_parameters, usual_lengths
     from bertblocks.cli.output import print_json
 
     a, b = sources
@@ -56,7 +56,7 @@ def compare(
 
 
 def _differences(a: BertBlocksConfig, b: BertBlocksConfig) -> dict[str, tuple[Any, Any]]:
-    from bertblocks.checks import own_keys
+    from bertblocks.config.validation import own_keys
 
     pairs = {key: (getattr(a, key), getattr(b, key)) for key in [*own_keys(type(a)), "num_labels"]}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -76,7 +76,7 @@ def _with_ratios(pairs: Pairs) -> dict[str, dict[str, float | None]]:
 
 
 def _print(
-    sources: tuple[Source, Source],
+    sources: tuple[ConfigSource, ConfigSource],
     task: str,
     differences: dict[str, tuple[Any, Any]],
     parameters: Pairs,
@@ -120,7 +120,7 @@ def _write_value(value: Any) -> str:
     """A config value; a list of layer types by the layers that each type has."""
     import json
 
-    from bertblocks.anatomy import write_indexes
+    from bertblocks.analysis import write_indexes
 
     if isinstance(value, list):
         places = {kind: [index for index, other in enumerate(value) if other == kind] for kind in dict.fromkeys(value)}

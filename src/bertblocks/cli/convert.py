@@ -14,7 +14,7 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.families.convert import Conversion
+    from bertblocks.checkpoints.convert import Conversion
 
 
 def convert(
@@ -35,8 +35,8 @@ def convert(
     """Write a checkpoint as another family and prove that both give the same outputs."""
     import transformers
 
+    from bertblocks.checkpoints import convert as conversions
     from bertblocks.core.console import progress_bar
-    from bertblocks.families import convert as conversions
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

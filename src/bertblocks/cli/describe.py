@@ -11,8 +11,8 @@ from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from bertblocks.anatomy import Anatomy, Node
-    from bertblocks.cli.source import Source
+    from bertblocks.analysis import Anatomy, Node
+    from bertblocks.cli.source import ConfigSource
 
 NOTES = (
     "FLOPs: matrix products of a forward pass (2 m n k each, with the window in local layers); training takes thrice.",
@@ -38,9 +38,9 @@ def describe(
 
     source = load_source(name_or_path)
 
-    from bertblocks.anatomy import analyze, build, mermaid
-    from bertblocks.checks import ConfigError
+    from bertblocks.analysis import analyze, build, mermaid
     from bertblocks.cli.output import print_json
+    from bertblocks.config.validation import ConfigError
 
     if as_mermaid:
         typer.echo(mermaid(build(source.config, task)))
@@ -55,10 +55,10 @@ def describe(
         _print(source, anatomy)
 
 
-def _as_json(source: Source, anatomy: Anatomy) -> dict[str, Any]:
+def _as_json(source: ConfigSource, anatomy: Anatomy) -> dict[str, Any]:
     import dataclasses
 
-    from bertblocks.checks import own_keys
+    from bertblocks.config.validation import own_keys
 
     config = source.config
     return {
@@ -73,7 +73,7 @@ def _as_json(source: Source, anatomy: Anatomy) -> dict[str, Any]:
     }
 
 
-def _print(source: Source, anatomy: Anatomy) -> None:
+def _print(source: ConfigSource, anatomy: Anatomy) -> None:
     from rich.text import Text
 
     from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops

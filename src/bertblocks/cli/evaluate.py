@@ -64,8 +64,8 @@ def evaluate(
 
 
 def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[str, Any], as_json: bool) -> None:
-    from bertblocks.tasks.evaluate import compare
-    from bertblocks.tasks.evaluate import evaluate as run
+    from bertblocks.evaluation.evaluate import compare
+    from bertblocks.evaluation.evaluate import evaluate as run
 
     done = [run(task, name, data, int8, **settings) for name in names]
     differences = compare(done)
@@ -86,7 +86,7 @@ def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[st
 
 
 def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
-    from bertblocks.tasks.evaluate import needle
+    from bertblocks.evaluation.evaluate import needle
 
     lengths, depths = settings.pop("lengths", [128, 256, 512]), settings.pop("depths", [0, 0.25, 0.5, 0.75, 1])
     samples = settings.pop("samples", 20)
@@ -105,7 +105,7 @@ def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_jso
 
 
 def _glue(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
-    from bertblocks.tasks.glue import DATASET, run_glue
+    from bertblocks.evaluation.glue import DATASET, run_glue
 
     output = settings.pop("output", "runs/glue")
     done = {

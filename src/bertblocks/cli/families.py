@@ -8,7 +8,7 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 
 def families(as_json: AsJson = False) -> None:
     """List the checkpoint families that can be read and written, per head."""
-    from bertblocks.families import FAMILIES
+    from bertblocks.checkpoints.families import FAMILIES
     from bertblocks.models import TASK_MODELS
 
     tasks = [task for task in TASK_MODELS if any(task in family.model_classes for family in FAMILIES.values())]

@@ -22,7 +22,7 @@ from bertblocks.cli.predict import (
 )
 
 if TYPE_CHECKING:
-    from bertblocks.inference import Filling
+    from bertblocks.tasks.results import Filling
 
 
 def fill_mask(

@@ -12,7 +12,7 @@ from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.tasks.finetune import FineTuned
+    from bertblocks.training.finetune import FineTuned
 
 
 def finetune(
@@ -49,8 +49,8 @@ def finetune(
         fail(f"--{'model' if model is None else 'train'} is missing; finetune {task} needs a model and examples.")
     import transformers
 
-    from bertblocks.tasks.finetune import finetune as run
-    from bertblocks.training.distributed import ElsewhereError
+    from bertblocks.training.distributed import PeerFailedError
+    from bertblocks.training.finetune import finetune as run
     from bertblocks.training.loop import NonFiniteError
 
     transformers.logging.set_verbosity_error()
@@ -58,7 +58,7 @@ def finetune(
     try:
         values = read_settings(settings or [], task)
         done = run(task, model, train, evaluation, output, overwrite=overwrite, progress=not as_json, **values)
-    except ElsewhereError as error:
+    except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)

@@ -85,7 +85,7 @@ class Writer:
     def __init__(self, name_or_path: str) -> None:
         import transformers
 
-        from bertblocks.families.load import load
+        from bertblocks.checkpoints.load import load
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()

@@ -19,9 +19,9 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Average checkpoints of one model."""
+    from bertblocks.checkpoints import merge as merging
     from bertblocks.cli.output import make_console, make_table, print_json, print_table
     from bertblocks.cli.source import fail
-    from bertblocks.training import merge as merging
 
     try:
         done = merging.merge(sources, output, None if weights is None else _read_weights(weights))

@@ -10,7 +10,7 @@ import typer
 from bertblocks.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from bertblocks.training.plan import Plan
+    from bertblocks.training.estimate import Plan
 
 
 def plan(
@@ -28,7 +28,7 @@ def plan(
     """Compute parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
     from bertblocks.cli.output import print_json
     from bertblocks.cli.source import fail
-    from bertblocks.training.plan import make_plan
+    from bertblocks.training.estimate import make_plan
     from bertblocks.training.recipe import read_recipe
 
     try:
@@ -44,9 +44,9 @@ def plan(
 def _print(made: Plan) -> None:
     from rich.text import Text
 
-    from bertblocks.charts import write_number
     from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
-    from bertblocks.training.plan import GPUS
+    from bertblocks.reports.charts import write_number
+    from bertblocks.training.estimate import GPUS
 
     console = make_console()
     console.print(

@@ -17,7 +17,7 @@ import typer
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.inference import Predictor
+    from bertblocks.tasks.predictor import Predictor
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder of any family, or a hub id.")]
 Texts = Annotated[
@@ -112,7 +112,7 @@ def predict(
 def _open(settings: Settings) -> Predictor:
     import transformers
 
-    from bertblocks.inference import Predictor
+    from bertblocks.tasks.predictor import Predictor
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -142,7 +142,7 @@ def _print_row(row: Row, header: Mapping[str, int]) -> None:
 
 def read_inputs(settings: Settings, roles: Roles) -> tuple[Iterable[Any], int | None]:
     """The inputs and, where it is known, their number."""
-    from bertblocks.inference.files import Lines
+    from bertblocks.text.lines import Lines
 
     texts, file = settings.texts or [], settings.file
     if bool(texts) == (file is not None):
@@ -162,7 +162,7 @@ def read_inputs(settings: Settings, roles: Roles) -> tuple[Iterable[Any], int | 
 
 
 def _read_columns(columns: list[str], roles: Roles) -> dict[str, str]:
-    from bertblocks.registry import nearest
+    from bertblocks.core.registry import nearest
 
     given = {}
     for column in columns:
@@ -178,9 +178,9 @@ def _read_columns(columns: list[str], roles: Roles) -> dict[str, str]:
 
 def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]:
     """Inputs of a table, by columns that are guessed and said; questions also of SQuAD's json."""
-    from bertblocks.tasks.columns import choose_columns, write_columns
-    from bertblocks.tasks.records import DataError, read_records
-    from bertblocks.tasks.squad import read_squad
+    from bertblocks.text.columns import choose_columns, write_columns
+    from bertblocks.text.squad import read_squad
+    from bertblocks.text.tables import DataError, read_records
 
     if "question" in roles.names and (questions := read_squad(file)) is not None:
         return [(question.question, question.context) for question in questions]
@@ -203,8 +203,8 @@ def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]
 
 def _read_json_lines(file: Path, roles: Roles, given: Mapping[str, str]) -> Iterator[Any]:
     """Inputs as they are read: a string per line, or an object with one of the sets of columns."""
-    from bertblocks.inference.files import Lines
-    from bertblocks.tasks.records import KNOWN_NAMES
+    from bertblocks.text.lines import Lines
+    from bertblocks.text.tables import KNOWN_NAMES
 
     names = {role: [given[role]] if role in given else KNOWN_NAMES[role] for role in roles.names}
     for number, line in enumerate(Lines(file), start=1):

@@ -7,10 +7,10 @@ from bertblocks.cli.options import AsJson
 
 def presets(as_json: AsJson = False) -> None:
     """List the known architectures, with the parameters of their masked-LM model."""
-    from bertblocks.anatomy import build, count_parameters
+    from bertblocks.analysis import build, count_parameters
     from bertblocks.cli.output import make_console, make_table, print_json
     from bertblocks.config import BertBlocksConfig
-    from bertblocks.presets import preset_names, read_preset
+    from bertblocks.config.presets import preset_names, read_preset
 
     rows = []
     for name in preset_names():

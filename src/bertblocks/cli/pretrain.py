@@ -30,7 +30,7 @@ def pretrain(
     """
     import transformers
 
-    from bertblocks.training.distributed import ElsewhereError
+    from bertblocks.training.distributed import PeerFailedError
     from bertblocks.training.loop import NonFiniteError
     from bertblocks.training.pretrain import pretrain as run
     from bertblocks.training.recipe import read_recipe
@@ -43,14 +43,14 @@ def pretrain(
     console = make_console()
     try:
         done = run(read_recipe(recipe, changes), console)
-    except ElsewhereError as error:
+    except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)
     if done.signal is not None:
         console.print(f"Stopped and saved after step {done.outcome.state.step:,}; run the same command to continue.")
         raise typer.Exit(128 + done.signal)
-    if done.is_first:
+    if done.is_main:
         _print(done, console)
 
 

@@ -14,7 +14,7 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.quantization.folder import QuantizedFolder
+    from bertblocks.checkpoints.quantize import QuantizedFolder
 
 
 def quantize(
@@ -34,7 +34,7 @@ def quantize(
     """Write a checkpoint with int8 weights for fast inference on CPUs, and show how accurate it is."""
     import transformers
 
-    from bertblocks.quantization.folder import SAMPLE_TEXTS, quantize_folder
+    from bertblocks.checkpoints.quantize import SAMPLE_TEXTS, quantize_folder
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

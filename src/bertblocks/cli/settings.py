@@ -13,8 +13,8 @@ def read_settings(assignments: Sequence[str], task: str | None) -> dict[str, Any
         >>> read_settings(["epochs=3", "label=2", "dimensions=[64, 128]"], "embed")
         {'epochs': 3, 'label': '2', 'dimensions': [64, 128]}
     """
+    from bertblocks.core.settings import parse_value
     from bertblocks.tasks.settings import SETTINGS
-    from bertblocks.training.recipe_files import parse_value
 
     values: dict[str, Any] = {}
     for assignment in assignments:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfigSource:
     """A config, what the user called it, and what it is in a few words."""
 
     name: str
@@ -29,7 +29,7 @@ def fail(message: object) -> NoReturn:
     raise typer.Exit(1)
 
 
-def load_source(name_or_path: str) -> Source:
+def load_source(name_or_path: str) -> ConfigSource:
     """The config that a preset's name, a folder or a file stands for; ends the command if there is none.
 
     A preset's name comes first; `./name` is a folder of the same name.
@@ -43,9 +43,9 @@ def load_source(name_or_path: str) -> Source:
         fail(error)
 
 
-def _find_source(name_or_path: str) -> Source:
+def _find_source(name_or_path: str) -> ConfigSource:
     from bertblocks.config import BertBlocksConfig
-    from bertblocks.presets import preset_names, read_preset
+    from bertblocks.config.presets import preset_names, read_preset
 
     path = Path(name_or_path)
     if name_or_path not in preset_names():
@@ -56,16 +56,16 @@ def _find_source(name_or_path: str) -> Source:
                 f"{name_or_path} does not exist; give a preset, a folder with a config.json, or a .json or .yaml file."
             )
     description = read_preset(name_or_path)["description"]
-    return Source(name_or_path, description, BertBlocksConfig.from_preset(name_or_path))
+    return ConfigSource(name_or_path, description, BertBlocksConfig.from_preset(name_or_path))
 
 
-def _read_source(name: str, file: Path) -> Source:
-    from bertblocks.families import read_config
-    from bertblocks.families.files import read_json
-    from bertblocks.families.neobert import read_yaml_config
+def _read_source(name: str, file: Path) -> ConfigSource:
+    from bertblocks.checkpoints.families.neobert import read_yaml_config
+    from bertblocks.checkpoints.huggingface import read_config
+    from bertblocks.core.storage import read_json
 
     if file.suffix in (".yaml", ".yml"):
-        return Source(name, "a training file of NeoBERT", read_yaml_config(file))
+        return ConfigSource(name, "a training file of NeoBERT", read_yaml_config(file))
     values = read_json(file)
     try:
         config = read_config(values)
@@ -73,4 +73,4 @@ def _read_source(name: str, file: Path) -> Source:
         raise ValueError(f"{file}: {error}") from error
     family = values.get("model_type", config.model_type)
     is_own = family == config.model_type
-    return Source(name, "a BertBlocks config" if is_own else f"a config of the {family} family", config)
+    return ConfigSource(name, "a BertBlocks config" if is_own else f"a config of the {family} family", config)

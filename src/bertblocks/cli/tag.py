@@ -22,7 +22,7 @@ from bertblocks.cli.predict import (
 )
 
 if TYPE_CHECKING:
-    from bertblocks.inference import Tagged
+    from bertblocks.tasks.results import Tagged
 
 
 def tag(

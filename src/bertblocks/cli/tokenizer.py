@@ -37,7 +37,7 @@ def train(
 ) -> None:
     """Train a tokenizer on a corpus and write it for `AutoTokenizer`."""
     from bertblocks.core.storage import atomic_folder, require_new_folder
-    from bertblocks.data.tokenizer import train_tokenizer
+    from bertblocks.text.tokenizer_training import train_tokenizer
 
     with TemporaryDirectory() as folder:
         cache = Path(folder, "docstrings.jsonl") if docstrings else None

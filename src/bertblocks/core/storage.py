@@ -35,6 +35,19 @@ def atomic_file(target: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist.")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}, not a JSON object.")
+    return values
+
+
 def write_json(path: Path, value: Any) -> None:
     with atomic_file(path) as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

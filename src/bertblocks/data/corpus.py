@@ -13,9 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from bertblocks.core.registry import nearest
 from bertblocks.data.hashing import combine, uniform
-from bertblocks.data.readers import KINDS, OnePer, Place, Problem, Record, Slice, cut, read_slice, readable_kind
-from bertblocks.registry import nearest
+from bertblocks.text.readers import KINDS, OnePer, Place, Problem, Record, Slice, cut, read_slice, readable_kind
 
 #: Bytes of a shard, about; a compressed file is never divided.
 SHARD_BYTES = 64 * 2**20
@@ -38,14 +38,14 @@ class Document:
 
 
 @dataclass
-class Tally:
+class RecordCounts:
     """How many records were good and bad, and which the first bad ones were."""
 
     good: int = 0
     bad: int = 0
     named: list[str] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: RecordCounts) -> None:
         self.good += other.good
         self.bad += other.bad
         self.named = (self.named + other.named)[:NAMED]
@@ -116,7 +116,7 @@ class Corpus(ABC):
             return Document(text, bool(values[self.held_out_column]))
         return Document(text, self.held_out > 0 and _fraction(encoded) < self.held_out)
 
-    def documents(self, tally: Tally) -> Iterator[Document]:
+    def documents(self, tally: RecordCounts) -> Iterator[Document]:
         """All of them, in order."""
         for shard in self.shards():
             yield from tally.count(self.read(shard))
@@ -126,7 +126,7 @@ class Corpus(ABC):
         shards = self.shards()
         for number, shard in enumerate(shards):
             room = max_bytes * (number + 1) // len(shards) - max_bytes * number // len(shards)
-            for document in Tally().count(self.read(shard)):
+            for document in RecordCounts().count(self.read(shard)):
                 if room <= 0:
                     break
                 if not document.held_out:
@@ -153,7 +153,7 @@ class FileCorpus(Corpus):
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "a.jsonl").write_text('{"text": "One."}\\n{"text": ""}\\n')
-        ...     tally = Tally()
+        ...     tally = RecordCounts()
         ...     texts = [document.text for document in FileCorpus((folder,)).documents(tally)]
         >>> texts, tally.bad
         (['One.'], 1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertblocks.core.storage import PARTIAL, atomic_file, remove_partial, write_json
-from bertblocks.data.corpus import Corpus, CorpusError, Document, Tally
+from bertblocks.data.corpus import Corpus, CorpusError, Document, RecordCounts
 from bertblocks.data.tokens import INFO, TokenStore
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def prepare(
     if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
         write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
     store = TokenStore(folder)
-    Tally(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
+    RecordCounts(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
     return store
 
 
@@ -109,7 +109,7 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     tokenizer = _load(folder / TOKENIZER, (folder / TOKENIZER).stat().st_mtime_ns)
-    tally = Tally()
+    tally = RecordCounts()
     counts = dict.fromkeys(("tokens", "held_out_documents", "held_out_tokens"), 0)
     features = Features({"ids": Sequence(Value("int32")), "held_out": Value("bool")})
     with atomic_file(_arrow(folder, number)) as file:
@@ -203,11 +203,11 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
 
 
 def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
-    tally = Tally()
+    tally = RecordCounts()
     counts: dict[str, int] = {}
     for number in range(shards):
         marker = _read(_marker(folder, number))
-        tally.add(Tally(**marker["tally"]))
+        tally.add(RecordCounts(**marker["tally"]))
         for key, count in marker["counts"].items():
             counts[key] = counts.get(key, 0) + count
     return {

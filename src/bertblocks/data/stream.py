@@ -33,7 +33,7 @@ class Documents(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class StreamSource:
     """Documents, their share of all tokens (relative to the other sources'), and the least tokens one must have."""
 
     documents: Documents
@@ -42,7 +42,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Piece:
+class DocumentSlice:
     """Consecutive tokens of one document.
 
     `index` counts the pieces of the source, `place` the pieces of the whole stream before this one.
@@ -56,7 +56,7 @@ class Piece:
 
 
 #: Pieces that share the slots of one row; attention never crosses from one to another.
-Row = list[Piece]
+Row = list[DocumentSlice]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Position:
 class _Pieces:
     """Where the pieces of a source are, by arithmetic on the lengths of its documents."""
 
-    def __init__(self, source: Source, capacity: int, name: str) -> None:
+    def __init__(self, source: StreamSource, capacity: int, name: str) -> None:
         lengths = np.asarray(source.documents.lengths)
         self.documents = source.documents
         self.capacity = capacity
@@ -106,7 +106,7 @@ class PackedStream:
         ...     lengths = np.array([3, 9, 1])
         ...     def __getitem__(self, index):
         ...         return np.arange(self.lengths[index], dtype=np.int32)
-        >>> stream = PackedStream([Source(Texts())], length=8, overhead=2, seed=0, pool_rows=4)
+        >>> stream = PackedStream([StreamSource(Texts())], length=8, overhead=2, seed=0, pool_rows=4)
         >>> rows, position = stream.take(Position(), 3)
         >>> len(rows), all(sum(len(piece.ids) + 2 for piece in row) <= 8 for row in rows)
         (3, True)
@@ -114,7 +114,7 @@ class PackedStream:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[StreamSource],
         length: int,
         overhead: int,
         seed: int,
@@ -166,11 +166,11 @@ class PackedStream:
         for place, at in enumerate(plan.rows[row], start=plan.places[row]):
             source, epoch, index, document, start, size = plan.pieces[at]
             ids = self.sources[source].documents[document][start : start + size]
-            pieces.append(Piece(ids, source, index, epoch, place))
+            pieces.append(DocumentSlice(ids, source, index, epoch, place))
         return pieces
 
 
-def _pieces_per_pool(pieces: list[_Pieces], sources: Sequence[Source], slots: int, overhead: int) -> list[int]:
+def _pieces_per_pool(pieces: list[_Pieces], sources: Sequence[StreamSource], slots: int, overhead: int) -> list[int]:
     """Of each source, in fixed point, so that tokens are shared by weight and a pool fills about `slots`."""
     for number, source in enumerate(sources):
         if not source.weight > 0:

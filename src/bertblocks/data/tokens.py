@@ -23,7 +23,7 @@ class TokenStore:
     def __init__(self, folder: Path | str) -> None:
         import datasets
 
-        from bertblocks.families.files import read_json
+        from bertblocks.core.storage import read_json
 
         self.folder = Path(folder)
         if not (self.folder / INFO).is_file():
@@ -54,12 +54,12 @@ class TokenStore:
         offsets, within = self._offsets[batch], index - int(self._first[batch])
         return self._values[batch][offsets[within] : offsets[within + 1]]
 
-    def split(self) -> tuple[Selection, Selection]:
+    def split(self) -> tuple[TokenSubset, TokenSubset]:
         """The documents to train on, and those that are held out."""
-        return Selection(self, np.flatnonzero(~self.held_out)), Selection(self, np.flatnonzero(self.held_out))
+        return TokenSubset(self, np.flatnonzero(~self.held_out)), TokenSubset(self, np.flatnonzero(self.held_out))
 
 
-class Selection:
+class TokenSubset:
     """Some documents of a store, in the order of their indices."""
 
     def __init__(self, store: TokenStore, indices: NDArray[np.int64]) -> None:

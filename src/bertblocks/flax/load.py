@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checks import ConfigError
-from bertblocks.families.files import find_checkpoint
-from bertblocks.families.load import load_model
+from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.checkpoints.load import load_model
+from bertblocks.config.validation import ConfigError
+from bertblocks.core.registry import nearest
 from bertblocks.flax.models import FLAX_TASK_MODELS, FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.weights import torch_weights
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
-from bertblocks.registry import nearest
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 

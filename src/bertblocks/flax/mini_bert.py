@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
-from bertblocks.flax.checks import check_range, read_ids
+from bertblocks.flax.validation import check_range, read_ids
 
 
 class EncoderBlock(nn.Module):

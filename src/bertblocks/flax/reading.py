@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from bertblocks.flax.batches import bucket_length
-from bertblocks.flax.checks import check_range, read_ids
 from bertblocks.flax.inputs import IGNORE, Inputs
-from bertblocks.layout import keep_mask
+from bertblocks.flax.validation import check_range, read_ids
+from bertblocks.nn.layout import keep_mask
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bertblocks.numerics import has_bf16_units
+from bertblocks.nn.numerics import has_bf16_units
 
 CORE_TOKENS, GPU_TOKENS = 1024, 32768
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertblocks.inference.fitting import Fitter, Piece
+from bertblocks.inference.splitting import Segment, SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.tasks.tokens import Tokens
+from bertblocks.text.encoding import TokenizedText
 
 Result = TypeVar("Result")
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class Work:
     """One input on its way through the model."""
 
-    pieces: list[Piece]
+    pieces: list[Segment]
     #: What the job needs to read the outputs.
     context: Any = None
     #: By piece; filled in as batches come back.
@@ -32,10 +32,10 @@ class Work:
         self.outputs = [None] * len(self.pieces)
 
 
-class PieceBatch:
+class SegmentBatch:
     """Sequences laid end to end, without padding, on the model's device."""
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device, with_types: bool) -> None:
+    def __init__(self, pieces: Sequence[Segment], device: torch.device, with_types: bool) -> None:
         self.pieces = pieces
         self.starts = np.cumsum([0, *(len(piece.framed.ids) for piece in pieces)])
         ids = [token for piece in pieces for token in piece.framed.ids]
@@ -57,7 +57,7 @@ class PieceBatch:
 class Job(ABC, Generic[Result]):
     """One task. Preparing runs beside the model, on another thread, and must not touch it."""
 
-    def __init__(self, model: BertBlocksPreTrainedModel, fitter: Fitter) -> None:
+    def __init__(self, model: BertBlocksPreTrainedModel, fitter: SequenceSplitter) -> None:
         self.model = model
         self.fitter = fitter
 
@@ -66,14 +66,14 @@ class Job(ABC, Generic[Result]):
         """Inputs `first`, `first + 1`, ... checked, tokenised and fitted."""
 
     @abstractmethod
-    def run(self, batch: PieceBatch) -> Sequence[Any]:
+    def run(self, batch: SegmentBatch) -> Sequence[Any]:
         """The model's output for each piece."""
 
     @abstractmethod
     def read(self, work: Work) -> Result:
         """The result, from the outputs of all pieces of an input."""
 
-    def tokenize(self, texts: Sequence[str], first: int, offsets: bool = False) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str], first: int, offsets: bool = False) -> list[TokenizedText]:
         try:
             return self.fitter.tokenizer.tokenize(texts, offsets)
         except (TypeError, UnicodeEncodeError) as error:

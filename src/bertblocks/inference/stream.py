@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from bertblocks.inference.fitting import Piece
 from bertblocks.inference.job import Job, Work
+from bertblocks.inference.splitting import Segment
 
 Result = TypeVar("Result")
 
@@ -22,7 +22,7 @@ PAUSE = 0.05
 def run_stream(
     items: Iterable[Any],
     job: Job[Result],
-    run_pieces: Callable[[list[Piece]], Sequence[Any]],
+    run_pieces: Callable[[list[Segment]], Sequence[Any]],
     token_budget: int,
     on_batch: Callable[[int], None],
     on_items: Callable[[int], None],

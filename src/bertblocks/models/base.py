@@ -10,12 +10,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bertblocks.blocks.linear import Linear
-from bertblocks.checks import ConfigError
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout
+from bertblocks.config.validation import ConfigError
 from bertblocks.models.initialization import init_module
-from bertblocks.quantization import MIN_COSINE, quantize, replace_layers
+from bertblocks.models.quantization import MIN_COSINE, quantize, replace_layers
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,7 +48,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
     def quantize(
         self, method: str = "int8", samples: Mapping[str, Tensor] | None = None, min_cosine: float = MIN_COSINE
     ) -> Self:
-        """Makes this model one for inference with int8 linear layers, in place; see `bertblocks.quantization.quantize`.
+        """Makes this model one for inference with int8 linear layers, in place; see `bertblocks.models.quantization.quantize`.
 
         Refused, with the model left as it was, where `samples` (random ids by default) come out too differently.
 
@@ -157,7 +157,7 @@ def _refuse_partial_load(model: PreTrainedModel, info: dict[str, Any], source: o
 # ---------------------------------------------------------------------- input
 
 
-class Batch:
+class EncoderInput:
     """Model input as flat tokens with their layout."""
 
     def __init__(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded
 
-from bertblocks.blocks.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
-from bertblocks.blocks.head import ContactHead
-from bertblocks.blocks.linear import Linear
-from bertblocks.blocks.mlp import NGPTMLP
-from bertblocks.blocks.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
-from bertblocks.blocks.position import T5Position
+from bertblocks.nn.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
+from bertblocks.nn.head import ContactHead
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.mlp import NGPTMLP
+from bertblocks.nn.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
+from bertblocks.nn.position import T5Position
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -12,9 +12,9 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout, keep_mask
 from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
-from bertblocks.numerics import upcast
+from bertblocks.nn.layout import SequenceLayout, keep_mask
+from bertblocks.nn.numerics import upcast
 
 
 class BertBlocksForMaskedDiffusion(LanguageModel):

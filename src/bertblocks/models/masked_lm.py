@@ -12,16 +12,16 @@ from transformers import initialization as init
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertblocks.blocks.head import get_mlm_head
-from bertblocks.blocks.linear import is_untouched
 from bertblocks.config import BertBlocksConfig
-from bertblocks.functions.cross_entropy import linear_cross_entropy
-from bertblocks.functions.linear import cast_dtype, is_captured
-from bertblocks.kernels import liger
-from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
-from bertblocks.numerics import upcast
+from bertblocks.nn.head import get_mlm_head
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import is_untouched
+from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.cross_entropy import linear_cross_entropy
+from bertblocks.nn.ops.liger import liger
+from bertblocks.nn.ops.linear import cast_dtype, is_captured
 
 #: The label of tokens that are not scored.
 IGNORE = -100

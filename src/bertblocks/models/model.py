@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from bertblocks.blocks.embedding import get_embedding
-from bertblocks.blocks.encoder import Encoder
-from bertblocks.blocks.head import ContactHead, Pooler, pool
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout
-from bertblocks.models.base import Batch, BertBlocksPreTrainedModel, read_layout
+from bertblocks.models.base import BertBlocksPreTrainedModel, EncoderInput, read_layout
+from bertblocks.nn.embedding import get_embedding
+from bertblocks.nn.encoder import Encoder
+from bertblocks.nn.head import ContactHead, Pooler, pool
+from bertblocks.nn.layout import SequenceLayout
 
 
 @dataclass
@@ -94,7 +94,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         want_attentions = config.output_attentions if output_attentions is None else output_attentions
-        batch = Batch(
+        batch = EncoderInput(
             config,
             self.embedding.token.num_embeddings,
             input_ids,

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
-from bertblocks.blocks.head import keep_firsts, pool
-from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout
 from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
-from bertblocks.numerics import upcast
+from bertblocks.nn.head import keep_firsts, pool
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.numerics import upcast
 
 
 @dataclass

@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertblocks.blocks.dropout import Dropout
-from bertblocks.blocks.head import get_classifier_head
-from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
-from bertblocks.layout import SequenceLayout
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
-from bertblocks.numerics import upcast
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.head import get_classifier_head
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.numerics import upcast
 
 
 class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):

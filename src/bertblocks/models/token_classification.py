@@ -7,14 +7,14 @@ from torch import Tensor
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from bertblocks.blocks.dropout import Dropout
-from bertblocks.blocks.head import get_classifier_head
-from bertblocks.blocks.linear import Linear
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.models.model import BertBlocksModel
-from bertblocks.numerics import upcast
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.head import get_classifier_head
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.numerics import upcast
 
 
 class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):

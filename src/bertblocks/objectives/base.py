@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertblocks.data.hashing import UInt64, combine
-from bertblocks.data.stream import Piece, Row
+from bertblocks.data.stream import DocumentSlice, Row
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """Flat sequences without padding, their targets, and by what the sum of each loss is divided."""
 
     input_ids: Tensor  # [tokens]
@@ -29,7 +29,7 @@ class Batch:
     order_labels: Tensor | None = None  # [sequences]
     timesteps: Tensor | None = None  # [sequences]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> PackedBatch:
         tensors = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counts"}
         moved = {name: one.to(device, non_blocking=True) for name, one in tensors.items() if one is not None}
         return replace(self, **moved)
@@ -46,11 +46,11 @@ class Objective(ABC):
     overhead: int
 
     @abstractmethod
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> Batch:
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
         """Inputs and targets of these rows; `progress` is the share of the training that is done."""
 
     @abstractmethod
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
         """The sum of each loss over the batch; dividing by the counts of the global batch gives its mean."""
 
 
@@ -79,7 +79,7 @@ class RateSchedule:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class SequenceTokens:
     """Pieces laid end to end with a key for each; what objectives draw their numbers from."""
 
     ids: NDArray[np.int64]  # [tokens]
@@ -88,8 +88,8 @@ class Tokens:
     places: NDArray[np.int64]  # [pieces]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], seed: int) -> Tokens:
-        pieces: list[Piece] = [piece for row in rows for piece in row]
+    def of(cls, rows: Sequence[Row], seed: int) -> SequenceTokens:
+        pieces: list[DocumentSlice] = [piece for row in rows for piece in row]
         if not pieces:
             raise ValueError("A batch needs at least one piece.")
         epochs, sources, indices, places = np.array([[p.epoch, p.source, p.index, p.place] for p in pieces]).T

@@ -11,9 +11,17 @@ from torch import Tensor, nn
 
 from bertblocks.data.hashing import UInt64, combine, draw, uniform
 from bertblocks.data.stream import Row
-from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Batch, Objective, RateSchedule, Tokens, count_within, enclose, offsets
+from bertblocks.objectives.base import (
+    Objective,
+    PackedBatch,
+    RateSchedule,
+    SequenceTokens,
+    count_within,
+    enclose,
+    offsets,
+)
+from bertblocks.text.vocabulary import Vocabulary
 
 #: SpanBERT's lengths: geometric, each further word with probability 0.8, cut at ten.
 SPAN_STOP = 0.2
@@ -53,18 +61,18 @@ class MaskedLanguageModeling(Objective):
         self.mask_share, self.random_share = mask_share, random_share
         self.whole_word, self.spans = whole_word, spans
 
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> Batch:
-        tokens = Tokens.of(rows, seed)
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+        tokens = SequenceTokens.of(rows, seed)
         ids, labels = self.hide(tokens, progress)
         lengths, vocabulary = tokens.lengths, self.vocabulary
-        return Batch(
+        return PackedBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=offsets(lengths + self.overhead),
             counts={"masked_lm": int((labels != IGNORE).sum())},
             labels=torch.from_numpy(enclose(labels, lengths, IGNORE, IGNORE)),
         )
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
         out = model(
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,
@@ -74,7 +82,7 @@ class MaskedLanguageModeling(Objective):
         )
         return {"masked_lm": out.loss}
 
-    def hide(self, tokens: Tokens, progress: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def hide(self, tokens: SequenceTokens, progress: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ids that the model sees, and the labels of those that were chosen."""
         chosen = self._choose(tokens, self.rate.at(progress)) & ~self.vocabulary.is_special[tokens.ids]
         kind = uniform(draw(tokens.token_keys("replace"), tokens.positions))
@@ -84,11 +92,11 @@ class MaskedLanguageModeling(Objective):
         is_changed = chosen & (kind < self.mask_share + self.random_share)
         return np.where(is_changed, changed, tokens.ids), np.where(chosen, tokens.ids, IGNORE)
 
-    def _choose(self, tokens: Tokens, rate: float) -> NDArray[np.bool_]:
-        is_first = tokens.positions == 0
-        starts_unit = np.ones_like(is_first)
+    def _choose(self, tokens: SequenceTokens, rate: float) -> NDArray[np.bool_]:
+        is_main = tokens.positions == 0
+        starts_unit = np.ones_like(is_main)
         if self.whole_word and self.vocabulary.starts_word is not None:
-            starts_unit = self.vocabulary.starts_word[tokens.ids] | is_first
+            starts_unit = self.vocabulary.starts_word[tokens.ids] | is_main
         unit = np.cumsum(starts_unit) - 1  # the word, or the token, that each token belongs to
         units = np.add.reduceat(starts_unit, tokens.starts, dtype=np.int64)  # in each piece
         keys = combine(tokens.keys, "choose")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from bertblocks.data.hashing import combine, draw, uniform
 from bertblocks.data.stream import Row
-from bertblocks.data.vocabulary import Vocabulary
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Batch, Objective, Tokens, offsets
+from bertblocks.objectives.base import Objective, PackedBatch, SequenceTokens, offsets
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
+from bertblocks.text.vocabulary import Vocabulary
 
 
 class SentenceOrder(Objective):
@@ -32,8 +32,8 @@ class SentenceOrder(Objective):
     ) -> None:
         self.vocabulary, self.masking, self.token_types = vocabulary, masking, token_types
 
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> Batch:
-        tokens = Tokens.of(rows, seed)
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+        tokens = SequenceTokens.of(rows, seed)
         ids, labels = tokens.ids, None
         if self.masking is not None:
             ids, labels = self.masking.hide(tokens, progress)
@@ -48,7 +48,7 @@ class SentenceOrder(Objective):
             counts = {"masked_lm": int((labels != IGNORE).sum()), **counts}
         types = np.repeat(np.tile([0, 1], len(sizes)), (sizes + np.array([2, 1])).ravel())
         vocabulary = self.vocabulary
-        return Batch(
+        return PackedBatch(
             input_ids=torch.from_numpy(_enclose_pairs(ids[order], sizes, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=offsets(tokens.lengths + self.overhead),
             counts=counts,
@@ -57,7 +57,7 @@ class SentenceOrder(Objective):
             order_labels=torch.from_numpy(order_labels),
         )
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
         out = model(
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,
@@ -69,7 +69,7 @@ class SentenceOrder(Objective):
         sums = {"masked_lm": out.masked_lm_total, "sentence_order": out.order_total}
         return {name: total for name, total in sums.items() if name in batch.counts}
 
-    def _divide(self, tokens: Tokens) -> NDArray[np.int64]:
+    def _divide(self, tokens: SequenceTokens) -> NDArray[np.int64]:
         """How many tokens of each piece are in its first segment."""
         draws = draw(combine(tokens.keys, "divide"), np.zeros(1))
         first = np.ones(len(tokens.lengths), dtype=np.int64)
@@ -90,7 +90,7 @@ class SentenceOrder(Objective):
         return before_word if len(before_word) else np.arange(len(ids) - 1)
 
 
-def _arrange(tokens: Tokens, first: NDArray[np.int64], swapped: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _arrange(tokens: SequenceTokens, first: NDArray[np.int64], swapped: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Indices of the tokens with the segments of swapped pieces exchanged."""
     turn = np.repeat(np.where(swapped, first, 0), tokens.lengths)
     within = (tokens.positions + turn) % np.repeat(tokens.lengths, tokens.lengths)

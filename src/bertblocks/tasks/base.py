@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from bertblocks.tasks.features import FeatureBatch
 from bertblocks.tasks.metrics import Scores
 from bertblocks.tasks.settings import FineTuneSettings
-from bertblocks.tasks.tokens import TextTokenizer
+from bertblocks.text.encoding import TextTokenizer
 
 if TYPE_CHECKING:
-    from bertblocks.inference import Predictor
+    from bertblocks.tasks.predictor import Predictor
 
 
 #: Examples that a report shows because they went worst.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bertblocks.registry import nearest
-from bertblocks.tasks.records import DataError, Records, is_number
+from bertblocks.core.registry import nearest
+from bertblocks.text.tables import DataError, Records, is_number
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from bertblocks.training.sections import Checkpoints, Count, Evaluation, Positive, Run, Section, Share
+from bertblocks.core.settings import Count, Positive, Section, Share
 
 
 class FineTuneSettings(Section):
@@ -58,20 +58,6 @@ class FineTuneSettings(Section):
     def takes_text(cls, key: str) -> bool:
         """Whether a key holds any text, such as the name of a column."""
         return key in cls.model_fields and cls.model_fields[key].annotation == (str | None)
-
-    def run(self, steps_per_evaluation: int) -> Run:
-        """What the training loop is told."""
-        return Run(
-            seed=self.seed,
-            device=self.device,
-            precision=self.precision,
-            parallel=self.parallel,
-            gradient_checkpointing=self.gradient_checkpointing,
-            ema=self.ema,
-            trackers=self.trackers,
-            checkpoints=Checkpoints(every=steps_per_evaluation, keep=1),
-            evaluation=Evaluation(every=steps_per_evaluation),
-        )
 
 
 class ClassifySettings(FineTuneSettings):

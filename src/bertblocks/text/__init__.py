@@ -1,1 +1,1 @@
-"""Texts and tokenizers, without torch."""
+"""Texts, tokenizers and tables, without torch."""

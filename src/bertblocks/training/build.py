@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertblocks import objectives
+from bertblocks.checkpoints.grow import grow
+from bertblocks.checkpoints.load import load
 from bertblocks.config import BertBlocksConfig
-from bertblocks.data.vocabulary import Vocabulary
-from bertblocks.families.load import load
+from bertblocks.core.settings import RecipeError
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
-from bertblocks.training.grow import grow
+from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.recipe_files import RecipeError
 from bertblocks.training.sections import ChangingRate, MaskedDiffusion, MaskedLM, SentenceOrder
-from bertblocks.training.timetable import Timetable
+from bertblocks.training.training_plan import TrainingPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +76,7 @@ def freeze_language_head(model: Any) -> None:
 def _check(config: BertBlocksConfig, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
     if config.vocab_size < len(tokenizer):
         raise RecipeError(f"model.config.vocab_size is {config.vocab_size}; the tokenizer has {len(tokenizer)} tokens.")
-    longest = max(phase.length for phase in Timetable(recipe).phases)
+    longest = max(phase.length for phase in TrainingPlan(recipe).phases)
     if config.max_position_embeddings < longest:
         raise RecipeError(
             f"model.config.max_position_embeddings is {config.max_position_embeddings}, and a phase has length "
@@ -89,7 +89,7 @@ def build_objectives(
 ) -> list[objectives.Objective]:
     """One for each phase."""
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    return [_objective(recipe, vocabulary, phase.mask_rate, config) for phase in Timetable(recipe).phases]
+    return [_objective(recipe, vocabulary, phase.mask_rate, config) for phase in TrainingPlan(recipe).phases]
 
 
 def _objective(

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 PATIENCE = timedelta(hours=24)
 
 
-class ElsewhereError(RuntimeError):
+class PeerFailedError(RuntimeError):
     """Another process has failed, and this one ends with it."""
 
 
@@ -41,7 +41,7 @@ class World:
     patient: dist.ProcessGroup | None = None
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -56,11 +56,11 @@ class World:
         """This process's share of `count` things: contiguous, and of any two processes' at most one apart."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
-    def first_does(self, work: Callable[[], None]) -> None:
+    def run_on_main(self, work: Callable[[], None]) -> None:
         """The first process works while the others wait; if it fails, they end too."""
         failed = 1.0
         try:
-            if self.is_first:
+            if self.is_main:
                 work()
             failed = 0.0
         finally:
@@ -68,7 +68,7 @@ class World:
             if self.size > 1:
                 dist.all_reduce(failures, group=self.patient)
         if failures:
-            raise ElsewhereError("Another process of this run has failed and says why.")
+            raise PeerFailedError("Another process of this run has failed and says why.")
 
 
 def join(device: str = "auto") -> World:
@@ -130,13 +130,13 @@ def gradients_shared(model: nn.Module, is_last: bool):
         yield
 
 
-def take_whole(model: nn.Module) -> None:
+def unshard(model: nn.Module) -> None:
     """Gathers the weights that a sharded model has outside of its layers, for calls of other methods than forward."""
     if isinstance(model, FSDPModule):
         model.unshard()
 
 
-def give_back(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Frees whole weights that a forward pass without a backward pass has left in a sharded model."""
     if isinstance(model, FSDPModule):
         model.reshard()

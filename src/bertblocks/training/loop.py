@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from bertblocks.checkpoints.files import save_tensors
+from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.data.hashing import combine
-from bertblocks.families.files import save_tensors
 from bertblocks.training.checkpoints import CheckpointFolder
-from bertblocks.training.distributed import World, give_back, gradients_shared, share_model, take_whole, whole
+from bertblocks.training.distributed import World, gradients_shared, reshard, share_model, unshard, whole
 from bertblocks.training.ema import RunningMean
-from bertblocks.training.metrics import MetricsFile
 from bertblocks.training.precision import autocast, choose_precision
 from bertblocks.training.prefetch import Prepared, prefetch
 from bertblocks.training.progress import Progress
@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModelSelection:
     """Which evaluation metric chooses the best checkpoint, and after how many worse ones training stops."""
 
     metric: str
@@ -70,13 +70,13 @@ class Trainer:
         world: World,
         progress: Progress,
         clip: float | None = None,
-        selection: Selection | None = None,
+        selection: ModelSelection | None = None,
         trackers: list[Tracker] | None = None,
         write_extras: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         self.task, self.run, self.folder, self.world = task, run, folder, world
         self.progress, self.clip, self.selection = progress, clip, selection
-        self.trackers = (trackers or []) if world.is_first else []
+        self.trackers = (trackers or []) if world.is_main else []
         self.write_extras = write_extras
         self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.keep, run.checkpoints.milestones)
         self.model: Any = model.to(world.device)
@@ -101,7 +101,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
         if self.state.scaler:
             self.scaler.load_state_dict(self.state.scaler)
-        if self.world.is_first:
+        if self.world.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.state.step)
         for tracker in self.trackers:
@@ -109,7 +109,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
-            if self.world.is_first:
+            if self.world.is_main:
                 stack.callback(self.metrics.close)
             for tracker in self.trackers:
                 stack.callback(tracker.close)
@@ -269,7 +269,7 @@ class Trainer:
             window.clear()
 
     def _write(self, line: dict[str, Any]) -> None:
-        if not self.world.is_first:
+        if not self.world.is_main:
             return
         self.metrics.write(line)
         numbers = {key: value for key, value in line.items() if isinstance(value, (int, float)) and key != "step"}
@@ -289,7 +289,7 @@ class Trainer:
             self._select(self.evaluation[self.selection.metric], self.selection)
         return self._out_of_patience()
 
-    def _select(self, value: float, selection: Selection) -> None:
+    def _select(self, value: float, selection: ModelSelection) -> None:
         best = self.state.best
         sign = 1 if selection.higher_is_better else -1
         if best is None or sign * value > sign * best.value:
@@ -307,9 +307,9 @@ class Trainer:
         """The model as it is to be used: in evaluation mode, with its running mean if it has one."""
         self.model.eval()
         with torch.no_grad(), self.ema.in_place() if self.ema else contextlib.nullcontext():
-            take_whole(self.model)
+            unshard(self.model)
             yield
-            give_back(self.model)
+            reshard(self.model)
 
     def _save(self) -> None:
         state = self.state
@@ -325,7 +325,7 @@ class Trainer:
             self.metrics.flush()
             self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
 
-        self.world.first_does(work)
+        self.world.run_on_main(work)
 
 
 def compile_layers(model: nn.Module) -> None:

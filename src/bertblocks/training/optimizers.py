@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from bertblocks.blocks.linear import Linear
+from bertblocks.nn.linear import Linear
 from bertblocks.training.distributed import local, place_like
 from bertblocks.training.sections import AdamW, Muon, StableAdamW
 

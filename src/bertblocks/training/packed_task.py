@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bertblocks.blocks.position import RotaryPosition, get_block_position
-from bertblocks.data.stream import Documents, PackedStream, Position, Row, Source
-from bertblocks.objectives import Batch, Objective
-from bertblocks.training.evaluate import HeldOut
+from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
+from bertblocks.nn.position import RotaryPosition, get_block_position
+from bertblocks.objectives import Objective, PackedBatch
+from bertblocks.training.held_out import HeldOut
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.task import Task
-from bertblocks.training.timetable import Timetable
+from bertblocks.training.training_plan import TrainingPlan
 
 
 class PackedTask(Task):
@@ -28,57 +28,57 @@ class PackedTask(Task):
         held_out: HeldOut | None = None,
     ) -> None:
         self.seed, self.micro_batch_tokens = recipe.run.seed, recipe.run.micro_batch_tokens
-        self.timetable = Timetable(recipe)
-        self.total_steps = self.timetable.total_steps
+        self.plan = TrainingPlan(recipe)
+        self.total_steps = self.plan.total_steps
         self.objectives = objectives  # one for each phase
         self.held_out = held_out
         least = {source.name: source.min_tokens for source in recipe.corpus.sources}
         self.streams = [
             PackedStream(
-                [Source(sources[name], weight, least[name]) for name, weight in phase.mixture.items() if weight],
+                [StreamSource(sources[name], weight, least[name]) for name, weight in phase.mixture.items() if weight],
                 phase.length,
                 objective.overhead,
                 self.seed,
                 phase.index,
             )
-            for phase, objective in zip(self.timetable.phases, objectives, strict=True)
+            for phase, objective in zip(self.plan.phases, objectives, strict=True)
         ]
 
     def start(self) -> dict[str, Any]:
         return {"phase": 0, **asdict(Position())}
 
     def take(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Row], dict[str, Any]]:
-        moment = self.timetable.at(step)
+        moment = self.plan.at(step)
         phase = moment.phase.index
         # a new phase begins its own stream
         place = Position(position["pool"], position["row"]) if position["phase"] == phase else Position()
         rows, following = self.streams[phase].take(place, moment.rows)
         return rows, {"phase": phase, **asdict(following)}
 
-    def batch(self, step: int, items: Sequence[Row]) -> Batch:
-        moment = self.timetable.at(step)
+    def batch(self, step: int, items: Sequence[Row]) -> PackedBatch:
+        moment = self.plan.at(step)
         return self.objectives[moment.phase.index].batch(items, self.seed, moment.progress)
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
         return self.objectives[0].losses(model, batch)
 
     def learning_rate(self, step: int) -> float:
-        return self.timetable.at(step).learning_rate
+        return self.plan.at(step).learning_rate
 
     def micro_batch(self, step: int) -> int | None:
         if self.micro_batch_tokens is None:
             return None
-        return max(self.micro_batch_tokens // self.timetable.at(step).phase.length, 1)
+        return max(self.micro_batch_tokens // self.plan.at(step).phase.length, 1)
 
     def prepare(self, model: Any, step: int) -> None:
-        theta = self.timetable.at(step).phase.rope_theta
+        theta = self.plan.at(step).phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             set_rope_theta(model, theta)
 
     def describe(self, step: int) -> dict[str, Any]:
-        moment = self.timetable.at(step)
+        moment = self.plan.at(step)
         slots = {"slots": moment.rows * moment.phase.length}
-        return slots | ({"phase": moment.phase.name} if len(self.timetable.phases) > 1 else {})
+        return slots | ({"phase": moment.phase.name} if len(self.plan.phases) > 1 else {})
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {} if self.held_out is None else self.held_out.evaluate(model)

@@ -10,22 +10,22 @@ import torch
 from rich.console import Console
 
 from bertblocks.core.storage import atomic_entries, write_json
-from bertblocks.data.vocabulary import Vocabulary
-from bertblocks.numerics import flushed_denormals
+from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.reports.page import write_pretraining_report
+from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import build_model, build_objectives
+from bertblocks.training.corpora import Texts, make_texts
 from bertblocks.training.distributed import World, join
-from bertblocks.training.evaluate import FilledMask, HeldOut, Unigram, fill_masks
+from bertblocks.training.held_out import FilledMask, HeldOut, Unigram, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
 from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.packed_task import PackedTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.report import write_pretraining_report
 from bertblocks.training.run_folder import RunFolder
 from bertblocks.training.state import Snapshot
-from bertblocks.training.texts import Texts, make_texts
-from bertblocks.training.timetable import Timetable
 from bertblocks.training.trackers import get_trackers
+from bertblocks.training.training_plan import TrainingPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ class Pretrained:
     folder: Path
     outcome: Outcome
     #: Whether this is the process that speaks for all.
-    is_first: bool
+    is_main: bool
     metrics: dict[str, float]
     filled: list[FilledMask]
 
@@ -58,9 +58,9 @@ class Pretrained:
 def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
     """Runs a recipe in its folder, or continues the run that is there."""
     world, console = join(recipe.run.device), console or Console()
-    progress = Progress(console, is_shown=world.is_first)
+    progress = Progress(console, is_shown=world.is_main)
     claim = run_folder(recipe)
-    world.first_does(claim.claim)
+    world.run_on_main(claim.claim)
     try:
         return _run(recipe, world, progress)
     finally:
@@ -69,7 +69,7 @@ def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
 
 def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
     folder = recipe.folder
-    trackers = get_trackers(recipe.run.trackers if world.is_first else [], folder, recipe.name)
+    trackers = get_trackers(recipe.run.trackers if world.is_main else [], folder, recipe.name)
     texts = make_texts(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
     model = build_model(recipe, texts.tokenizer)
@@ -77,7 +77,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
     task = PackedTask(recipe, texts.train, build_objectives(recipe, texts.tokenizer, model.config), held_out)
     progress.say(
         f"Model: {sum(one.numel() for one in model.parameters()):,} parameters. "
-        f"Run: {task.total_steps:,} steps, {task.timetable.total_tokens:,} tokens, {world.size} process(es)."
+        f"Run: {task.total_steps:,} steps, {task.plan.total_tokens:,} tokens, {world.size} process(es)."
     )
 
     def write_extras(target: Path) -> None:
@@ -98,13 +98,13 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
     )
     outcome = trainer.train(recipe.model_dump(mode="json"))
     if outcome.signal is not None:
-        return Pretrained(folder, outcome, world.is_first, {}, [])
+        return Pretrained(folder, outcome, world.is_main, {}, [])
     return _finish(recipe, world, texts, held_out, trainer, outcome)
 
 
 def _held_out(recipe: Recipe, texts: Texts) -> HeldOut:
     vocabulary = Vocabulary.from_tokenizer(texts.tokenizer)
-    length = Timetable(recipe).phases[0].length
+    length = TrainingPlan(recipe).phases[0].length
     return HeldOut(texts.held_out, vocabulary, length, recipe.run.evaluation.tokens)
 
 
@@ -118,7 +118,7 @@ def _finish(
             metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, wanted)
         filled = fill_masks(trainer.model, texts.tokenizer, held_out, SHOWN_MASKS)
         snapshot = Snapshot(trainer.model, [], None)
-        world.first_does(lambda: write_model(recipe.folder / "model", snapshot, texts.tokenizer))
+        world.run_on_main(lambda: write_model(recipe.folder / "model", snapshot, texts.tokenizer))
     metrics |= Unigram.count(texts.train.values(), len(texts.tokenizer)).evaluate(held_out.targets)
     state = outcome.state
     facts = {
@@ -135,8 +135,8 @@ def _finish(
         write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(one) for one in filled]})
         write_pretraining_report(recipe, trainer.model.config, facts, metrics, filled)
 
-    world.first_does(write)
-    return Pretrained(recipe.folder, outcome, world.is_first, metrics, filled)
+    world.run_on_main(write)
+    return Pretrained(recipe.folder, outcome, world.is_main, metrics, filled)
 
 
 def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from bertblocks.registry import nearest
+from bertblocks.core.registry import nearest
+from bertblocks.core.settings import RecipeError, Section, override, read_section, read_yaml
 from bertblocks.training.amounts import Amount
-from bertblocks.training.recipe_files import RecipeError, override, read_section, read_yaml
 from bertblocks.training.sections import (
     WSD,
     AdamW,
     Corpus,
+    CorpusSource,
     MaskedLM,
     Model,
     Objective,
@@ -23,8 +24,6 @@ from bertblocks.training.sections import (
     Phase,
     Run,
     Schedule,
-    Section,
-    Source,
     Tokenizer,
 )
 
@@ -45,7 +44,7 @@ class Recipe(Section):
         },
     )
     tokenizer: Tokenizer = Tokenizer()
-    corpus: Corpus = Corpus(sources=[Source(builtin="docstrings")])
+    corpus: Corpus = Corpus(sources=[CorpusSource(builtin="docstrings")])
     objective: Objective = MaskedLM()
     optimizer: Optimizer = AdamW(lr=2e-3)
     schedule: Schedule = WSD()
@@ -75,7 +74,7 @@ class Recipe(Section):
 
 def recipe_names() -> list[str]:
     """The recipes that come with the library."""
-    folder = resources.files("bertblocks.recipes")
+    folder = resources.files("bertblocks.training.recipes")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -97,7 +96,7 @@ def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ())
 def _find(source: str) -> tuple[dict[str, Any], str]:
     path = Path(source)
     if source in recipe_names():
-        path = Path(str(resources.files("bertblocks.recipes") / f"{source}.yaml"))
+        path = Path(str(resources.files("bertblocks.training.recipes") / f"{source}.yaml"))
     elif not path.exists():
         raise RecipeError(
             f"{source} is neither a file nor a recipe that comes with BertBlocks{nearest(source, recipe_names())}; "

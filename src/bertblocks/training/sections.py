@@ -9,29 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from bertblocks.registry import nearest
+from bertblocks.core.settings import Count, Positive, Section, Share
 from bertblocks.training.amounts import Amount, AmountField, Duration
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Strict: an unknown key or another type is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, values: Any) -> Any:
-        for key in values if isinstance(values, Mapping) else ():
-            if key not in cls.model_fields:
-                known = list(cls.model_fields)
-                raise ValueError(f"has no key {key!r}{nearest(key, known)}; there are {', '.join(known)}")
-        return values
 
 
 def _by_kind(default: str) -> Discriminator:
@@ -79,7 +60,7 @@ class Tokenizer(Section):
         return self
 
 
-class Source(Section):
+class CorpusSource(Section):
     """Where texts come from: exactly one of `files`, `dataset`, `builtin` and `tokens`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] = "docstrings"
@@ -104,7 +85,7 @@ class Source(Section):
     """Documents with fewer tokens are left out."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Source:
+    def _one_origin(self) -> CorpusSource:
         origins = ("files", "dataset", "builtin", "tokens")
         given = [key for key in origins if getattr(self, key)]
         if len(given) != 1:
@@ -113,7 +94,7 @@ class Source(Section):
 
 
 class Corpus(Section):
-    sources: Annotated[list[Source], Field(min_length=1)] = [Source(builtin="docstrings")]
+    sources: Annotated[list[CorpusSource], Field(min_length=1)] = [CorpusSource(builtin="docstrings")]
     """Several sources are mixed by their weights."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """The share of documents (of packages, for docstrings) that is kept for evaluation."""
@@ -124,7 +105,7 @@ class Corpus(Section):
 
     @field_validator("sources")
     @classmethod
-    def _names_differ(cls, sources: list[Source]) -> list[Source]:
+    def _names_differ(cls, sources: list[CorpusSource]) -> list[CorpusSource]:
         names = [source.name for source in sources]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"has the name {twice[0]!r} twice; mixtures and reports need names that differ")

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
 from bertblocks.core.storage import write_json
-from bertblocks.families.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
 from bertblocks.training.checkpoints import STATE
-from bertblocks.training.distributed import give_back, place_like, put, whole
+from bertblocks.training.distributed import place_like, put, reshard, whole
 from bertblocks.training.ema import RunningMean
 
 OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
@@ -67,7 +67,7 @@ class Snapshot:
     """
 
     def __init__(self, model: nn.Module, optimizers: list[Optimizer], ema: RunningMean | None) -> None:
-        give_back(model)  # weights that a forward pass has gathered are not the ones to read
+        reshard(model)  # weights that a forward pass has gathered are not the ones to read
         self.config: Any = model.config
         self.weights = {name: whole(one.detach()).cpu() for name, one in model.named_parameters()}
         self.weights |= {name: one.cpu() for name, one in model.state_dict().items() if _is_buffer(model, name)}

@@ -15,15 +15,15 @@ import numpy as np
 from flax import nnx
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.head import Decoder
-from bertblocks.flax.blocks.linear import Linear, Table
-from bertblocks.flax.checks import check_supported
+from bertblocks.core.registry import nearest
 from bertblocks.flax.inputs import Inputs, Options
+from bertblocks.flax.nn.head import Decoder
+from bertblocks.flax.nn.linear import Linear, Table
 from bertblocks.flax.outputs import Output
 from bertblocks.flax.reading import check_shapes, pad_to_bucket, read_types, read_values
+from bertblocks.flax.validation import check_supported
 from bertblocks.flax.weights import named_weights, new_torch_model, set_weights, to_torch, torch_weights
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.registry import nearest
 
 
 class StaticConfig:

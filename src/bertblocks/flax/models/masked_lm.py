@@ -9,10 +9,10 @@ from flax import nnx
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.head import Decoder, get_mlm_head
 from bertblocks.flax.inputs import IGNORE, Inputs, Options
 from bertblocks.flax.models.base import FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.models.model import EncoderParts
+from bertblocks.flax.nn.head import Decoder, get_mlm_head
 from bertblocks.flax.numerics import cross_entropy
 from bertblocks.flax.outputs import TokenOutput
 from bertblocks.flax.reading import read_token_labels

@@ -10,12 +10,12 @@ from flax import nnx
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.embedding import get_embedding
-from bertblocks.flax.blocks.encoder import Encoder
-from bertblocks.flax.blocks.head import ContactHead, Pooler
 from bertblocks.flax.inputs import Inputs, Options
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.models.base import FlaxBertBlocksPreTrainedModel
+from bertblocks.flax.nn.embedding import get_embedding
+from bertblocks.flax.nn.encoder import Encoder
+from bertblocks.flax.nn.head import ContactHead, Pooler
 from bertblocks.flax.outputs import EncoderModelOutput
 
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.head import get_classifier_head
-from bertblocks.flax.blocks.linear import Linear, dropout
-from bertblocks.flax.checks import read_ids
 from bertblocks.flax.inputs import Inputs, Options
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.models.base import FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.models.model import EncoderParts
+from bertblocks.flax.nn.head import get_classifier_head
+from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.numerics import cross_entropy, lowest
 from bertblocks.flax.outputs import SpanOutput
+from bertblocks.flax.validation import read_ids
 
 
 class FlaxBertBlocksForQuestionAnswering(FlaxBertBlocksPreTrainedModel):

@@ -10,15 +10,15 @@ import numpy as np
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.head import get_classifier_head, pool
-from bertblocks.flax.blocks.linear import Linear, dropout
-from bertblocks.flax.checks import check_range
 from bertblocks.flax.inputs import IGNORE, Inputs, Options
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.models.base import FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.models.model import EncoderParts
+from bertblocks.flax.nn.head import get_classifier_head, pool
+from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.numerics import cross_entropy, upcast
 from bertblocks.flax.outputs import SequenceOutput
+from bertblocks.flax.validation import check_range
 
 
 class FlaxBertBlocksForSequenceClassification(FlaxBertBlocksPreTrainedModel):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.flax.blocks.head import get_classifier_head
-from bertblocks.flax.blocks.linear import Linear, dropout
 from bertblocks.flax.inputs import IGNORE, Inputs, Options
 from bertblocks.flax.models.base import FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.models.model import EncoderParts
+from bertblocks.flax.nn.head import get_classifier_head
+from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.numerics import cross_entropy
 from bertblocks.flax.outputs import TokenOutput
 from bertblocks.flax.reading import read_token_labels

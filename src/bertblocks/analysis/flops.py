@@ -1,0 +1,68 @@
+"""Floating point operations of a forward pass.
+
+Matrix products alone are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
+table lookups are left out. Attention counts the pairs that the pattern lets see one another, not what a backend
+computes beside them. A backward pass takes twice the forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from bertblocks.analysis.parameters import part_of
+from bertblocks.models import BertBlocksForSequenceClassification, BertBlocksModel, BertBlocksPreTrainedModel
+from bertblocks.nn.attention import Attention
+
+EMBEDDING, PROJECTIONS, SCORES = "embedding projection", "attention projections", "attention over keys"
+FEED_FORWARD, HEAD = "feed-forward", "head"
+
+
+def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | None = None) -> dict[str, int]:
+    """FLOPs of one sequence of `length` tokens, by part and in all. A layer counts every time that it runs.
+
+    `scored` tokens reach the head, and no others pass the last layer's attention: by default one in classification by
+    the first token, else all, as in masked language modelling outside of training. The heads of `BertBlocksModel` and
+    of sequence classification, and the one that tells the order of segments, see one row.
+    """
+    one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
+    if scored is None:
+        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.by_first_token else length
+    last = ["encoder", "layers", str(model.base_model.encoder.order[-1])]
+    counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
+    runs = Counter(model.base_model.encoder.order)
+    for name, module in model.named_modules():
+        path = name.removeprefix("model.").split(".")
+        times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
+        if isinstance(module, nn.Linear):
+            part = part_of(name)
+            rows = times * length
+            if part == HEAD:
+                rows = 1 if one_row or path[0] in ("pooler", "order") else scored
+            elif path[:3] == last and path[3:] != ["attention", "qkv"]:
+                rows -= length - scored
+            names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
+            counts[names.get(part, part)] += 2 * rows * module.in_features * module.out_features
+        elif isinstance(module, Attention):
+            pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
+            # one product for the scores, one for the values
+            counts[SCORES] += times * 2 * 2 * pairs * module.num_heads * module.head_dim
+    return {**counts, "total": sum(counts.values())}
+
+
+def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:
+    """How many (query, key) pairs of a sequence see one another.
+
+    Example:
+        >>> visible_pairs(10, None), visible_pairs(10, 1), visible_pairs(10, 1, num_global_tokens=1)
+        (100, 28, 44)
+    """
+    if half_window is None:
+        return length * length
+    num_global = min(num_global_tokens, length)
+    rest = length - num_global
+    reach = min(half_window, max(rest - 1, 0))
+    # at distance d on either side there are rest - d pairs
+    near = rest + 2 * (reach * rest - reach * (reach + 1) // 2)
+    return length * length - rest * rest + near

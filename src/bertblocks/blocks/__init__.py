@@ -1,1 +1,0 @@
-"""The bricks of an encoder. Each can be used alone; `get_*` factories read a config."""

@@ -1,0 +1,59 @@
+"""The checkpoint families that BertBlocks reads and writes, one constant each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from bertblocks.checkpoints.families.albert import ALBERT
+from bertblocks.checkpoints.families.bert import BERT
+from bertblocks.checkpoints.families.distilbert import DISTILBERT
+from bertblocks.checkpoints.families.electra import ELECTRA
+from bertblocks.checkpoints.families.esm import ESM
+from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
+from bertblocks.checkpoints.families.family import Family
+from bertblocks.checkpoints.families.megatron_bert import MEGATRON_BERT
+from bertblocks.checkpoints.families.modernbert import MODERNBERT
+from bertblocks.checkpoints.families.mpnet import MPNET
+from bertblocks.checkpoints.families.neobert import NEOBERT
+from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
+from bertblocks.checkpoints.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
+from bertblocks.config.validation import ConfigError
+from bertblocks.core.registry import nearest
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        BERT,
+        MODERNBERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        ROBERTA_PRELAYERNORM,
+        MEGATRON_BERT,
+        MPNET,
+        ESM,
+        EUROBERT,
+        ULTRABERT,
+        NOMIC_BERT,
+        GTE,
+        NEOBERT,
+        DISTILBERT,
+        ELECTRA,
+        ALBERT,
+    )
+}
+
+
+def family_of_config(config: PreTrainedConfig) -> Family:
+    return get_family(config.model_type)
+
+
+def get_family(name: Any) -> Family:
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ConfigError(
+            f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}"
+            f"{nearest(str(name), FAMILIES)}."
+        )
+    return FAMILIES[name]

@@ -1,0 +1,58 @@
+"""ELECTRA (Clark et al., 2020): BERT with embeddings narrower than its layers, as generator or as discriminator.
+
+A discriminator's own task, telling replaced tokens, has no model here: its checkpoint is read as an encoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertblocks.checkpoints.families.bert import BERT, write_rest
+from bertblocks.checkpoints.families.bert import read_rest as read_bert_rest
+from bertblocks.checkpoints.families.family import Family, refuse_relative_positions, rule
+
+
+def read_rest(theirs: Any) -> dict[str, Any]:
+    refuse_relative_positions(theirs)
+    options = read_bert_rest(theirs)
+    return {**options, "classifier_head_dropout": options["classifier_dropout"]}
+
+
+ELECTRA = Family(
+    name="electra",
+    config_class="ElectraConfig",
+    model_classes={
+        "base": "ElectraModel",
+        "masked-lm": "ElectraForMaskedLM",
+        "sequence-classification": "ElectraForSequenceClassification",
+        "token-classification": "ElectraForTokenClassification",
+        "question-answering": "ElectraForQuestionAnswering",
+    },
+    aliases={"ElectraForPreTraining": "base"},
+    prefix="electra",
+    keys={**BERT.keys, "embedding_size": "embedding_size"},
+    # both heads have gelu whatever the layers have
+    fixed={"mlm_head_act": "gelu", "pooler": False, "classifier_head": "dense", "classifier_head_act": "gelu"},
+    required=BERT.required,
+    read_rest=read_rest,
+    write_rest=write_rest,
+    encoder_rules=(
+        *(one for one in BERT.encoder_rules if not one.ours.startswith("pooler")),
+        rule("embedding.projection", "embeddings_project"),
+    ),
+    head_rules={
+        "base": (),
+        "masked-lm": (
+            rule("head.dense", "generator_predictions.dense"),
+            rule("head.norm", "generator_predictions.LayerNorm"),
+            rule("decoder", "generator_lm_head"),
+        ),
+        "sequence-classification": (
+            rule("classifier_head.dense", "classifier.dense"),
+            rule("classifier", "classifier.out_proj"),
+        ),
+        "token-classification": (rule("tagger", "classifier"),),
+        "question-answering": (rule("spans", "qa_outputs"),),
+    },
+    ignored=(r"position_ids$", r"^discriminator_predictions\."),
+)

@@ -1,0 +1,94 @@
+"""RoBERTa (Liu et al., 2019), its siblings XLM-RoBERTa and CamemBERT, and its form with norms first.
+
+All of them are BERT with positions that count from the padding id, and with heads of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertblocks.checkpoints.families.bert import BERT, write_rest
+from bertblocks.checkpoints.families.bert import read_rest as read_bert_rest
+from bertblocks.checkpoints.families.family import Family, Rule, refuse_relative_positions, rule
+from bertblocks.config.validation import ConfigError
+
+LAYER = "encoder.layer.{i}"
+
+#: The places of norms before attention, before the feed-forward network, and after the last layer.
+PRE_NORM_RULES = (
+    rule("encoder.layers.{i}.attention_residual.pre_norm", f"{LAYER}.attention.LayerNorm"),
+    rule("encoder.layers.{i}.mlp_residual.pre_norm", f"{LAYER}.intermediate.LayerNorm"),
+    rule("encoder.final_norm", "LayerNorm"),
+)
+
+
+def read_rest(theirs: Any) -> dict[str, Any]:
+    refuse_relative_positions(theirs)
+    if theirs.pad_token_id is None:
+        raise ConfigError(
+            f"pad_token_id is None in this {theirs.model_type} config; its positions count from there, so there must "
+            "be one."
+        )
+    options = read_bert_rest(theirs)
+    return {
+        **options,
+        "classifier_head_dropout": options["classifier_dropout"],
+        "position_offset": theirs.pad_token_id + 1,
+    }
+
+
+def make_family(
+    name: str, class_stem: str, prefix: str, encoder_rules: tuple[Rule, ...], fixed: dict[str, Any]
+) -> Family:
+    """RoBERTa under another name, or with other norms."""
+    return Family(
+        name=name,
+        config_class=f"{class_stem}Config",
+        model_classes={
+            "base": f"{class_stem}Model",
+            "masked-lm": f"{class_stem}ForMaskedLM",
+            "sequence-classification": f"{class_stem}ForSequenceClassification",
+            "token-classification": f"{class_stem}ForTokenClassification",
+            "question-answering": f"{class_stem}ForQuestionAnswering",
+        },
+        prefix=prefix,
+        pooler_option="add_pooling_layer",
+        keys=BERT.keys,
+        # the masked-LM head's activation is gelu whatever the layers have
+        fixed={"mlm_head_act": "gelu", "classifier_head": "dense", **fixed},
+        required=BERT.required,
+        read_rest=read_rest,
+        write_rest=write_rest,
+        encoder_rules=encoder_rules,
+        head_rules={
+            "base": (),
+            "masked-lm": (
+                rule("head.dense", "lm_head.dense"),
+                rule("head.norm", "lm_head.layer_norm"),
+                rule("decoder.weight", "lm_head.decoder.weight"),
+                rule("decoder.bias", "lm_head.bias"),
+                # the one that counts when the decoder is not tied
+                rule("decoder.bias", "lm_head.decoder.bias"),
+            ),
+            "sequence-classification": (
+                rule("classifier_head.dense", "classifier.dense"),
+                rule("classifier", "classifier.out_proj"),
+            ),
+            "token-classification": (rule("tagger", "classifier"),),
+            "question-answering": (rule("spans", "qa_outputs"),),
+        },
+        ignored=(r"position_ids$", r"^pooler\."),
+        renamed=BERT.renamed,
+    )
+
+
+ROBERTA = make_family("roberta", "Roberta", "roberta", BERT.encoder_rules, {})
+XLM_ROBERTA = make_family("xlm-roberta", "XLMRoberta", "roberta", BERT.encoder_rules, {})
+CAMEMBERT = make_family("camembert", "Camembert", "roberta", BERT.encoder_rules, {})
+ROBERTA_PRELAYERNORM = make_family(
+    "roberta-prelayernorm",
+    "RobertaPreLayerNorm",
+    "roberta_prelayernorm",
+    (*(one for one in BERT.encoder_rules if not one.ours.endswith("post_norm")), *PRE_NORM_RULES),
+    {"norm_pos": "pre"},
+)

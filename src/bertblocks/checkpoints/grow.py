@@ -1,0 +1,264 @@
+"""A larger model that starts from a smaller one of its kind.
+
+Width: units are tiled, unit u of the larger model being a copy of unit u modulo the smaller width. Queries, keys,
+values and the halves of a GLU are tiled apart, and heads are kept whole. What reads a unit that has several copies has
+its weight divided by their number (Net2Net; Chen et al., 2015). So a model that grows in width alone, by whole
+multiples, computes what the smaller one did; other widths shift the statistics of norms, and ALiBi's slopes and nGPT's
+gain depend on the width. Depth: a layer is a copy of the layer at the same share of the depth, of the same kind (global
+or local). Layers that run twice do change what is computed, though far less than fresh ones.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bertblocks.config import BertBlocksConfig
+from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.nn.mlp import MLPS, NGPTMLP
+
+Model = TypeVar("Model", bound=BertBlocksPreTrainedModel)
+
+#: Keys in which both models must agree: what a weight means depends on them.
+SAME_KEYS = (
+    "vocab_size",
+    "type_vocab_size",
+    "head_dim",
+    "norm_fn",
+    "norm_pos",
+    "parallel_block",
+    "mlp_type",
+    "hidden_act",
+    "embd_pos_enc_kind",
+    "block_pos_enc_kind",
+    "position_offset",
+    "rope_interleaved",
+    "partial_rotary_factor",
+    "relative_attention_num_buckets",
+    "qk_norm",
+    "ngpt",
+    "ngpt_logit_scale",
+    "embedding_norm",
+    "embedding_projection",
+    "final_norm",
+    "norm_bias",
+    "attention_qkv_bias",
+    "attention_out_bias",
+    "mlp_in_bias",
+    "mlp_out_bias",
+    "tie_word_embeddings",
+    "mlm_head_dense",
+    "mlm_head_act",
+    "mlm_head_bias",
+    "mlm_head_norm",
+    "decoder_bias",
+)
+#: Keys that may grow.
+SIZE_KEYS = (
+    "hidden_size",
+    "embedding_size",
+    "num_hidden_layers",
+    "num_hidden_groups",
+    "num_attention_heads",
+    "num_kv_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+#: What each dimension of a parameter counts, by the end of its name; "<" marks what a matrix reads.
+AXES: dict[str, str] = {
+    r"embedding\.(token|token_type)\.weight": "same embedding",
+    r"embedding\.position\.table\.weight": "positions embedding",
+    r"embedding\.norm\.(weight|bias)": "embedding",
+    r"embedding\.projection\.weight": "hidden <embedding",
+    r"embedding\.projection\.bias": "hidden",
+    r"position\.table": "same heads",
+    r"attention\.qkv\.weight": "qkv <hidden",
+    r"attention\.qkv\.bias": "qkv",
+    r"attention\.out\.weight": "hidden <queries",
+    r"attention\.(query|key)_norm\.weight": "same",
+    r"attention\.sqk": "queries",
+    r"mlp\.up\.weight": "up <hidden",
+    r"mlp\.(up\.bias|suv)": "up",
+    r"mlp\.down\.weight": "hidden <inner",
+    r"(attention\.out|mlp\.down|pooler\.dense|classifier_head\.dense)\.bias": "hidden",
+    r"(attention|mlp)_alpha": "hidden",
+    r"(pooler|classifier_head)\.dense\.weight": "hidden <hidden",
+    r"(pre_norm|post_norm|final_norm|classifier_head\.norm)\.(weight|bias)": "hidden",
+    r"norm\.alpha": "same",
+    r"\bhead\.inner\.weight": "head <hidden",
+    r"\bhead\.inner\.bias": "head",
+    r"\bhead\.dense\.weight": "embedding <head",
+    r"\bhead\.(dense\.bias|norm\.weight|norm\.bias)": "embedding",
+    r"\bdecoder\.weight": "same <embedding",
+    r"\b(order|classifier|tagger|spans)\.weight": "same <hidden",
+    r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans)\.bias)": "same",
+}
+#: The config key of an axis that is tiled as it is.
+SIZE_OF = {
+    "hidden": "hidden_size",
+    "embedding": "embedding_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+}
+FIRST_NORM = ("attention_residual.pre_norm.weight", "attention_residual.pre_norm.bias")
+LAYER = re.compile(r"(encoder\.layers\.)(\d+)(\..+)")
+
+
+@torch.no_grad()
+def grow(small: Model, config: BertBlocksConfig, noise: float = 0.01) -> Model:
+    """The model of `config`, of the same task as `small`, that starts from its weights.
+
+    Copies of a unit would get equal gradients and stay copies for ever. `noise`, relative to the spread of each matrix,
+    lets them part.
+
+    Example:
+        >>> from bertblocks import BertBlocksForMaskedLM
+        >>> small = BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).eval()
+        >>> wide = BertBlocksConfig.from_preset("mini", hidden_size=128, num_attention_heads=8, intermediate_size=192)
+        >>> large = grow(small, wide, noise=0.0).eval()
+        >>> ids = torch.tensor([[5, 6, 7]])
+        >>> torch.allclose(large(ids).logits, small(ids).logits, atol=1e-4)
+        True
+    """
+    check_growth(small.config, config)
+    large: Model = type(small)(config)
+    weights = small.state_dict()
+    depth = depth_map(small, large)
+    for name, parameter in large.named_parameters():
+        origin, old, new = name, small.config, config
+        if (layer := LAYER.search(name)) is not None:
+            group = int(layer[2])
+            origin = LAYER.sub(rf"\g<1>{depth[group]}\g<3>", name)
+            old, new = _layer_config(small, depth[group]), _layer_config(large, group)
+        if origin not in weights and name.endswith(FIRST_NORM):
+            continue  # the first layer may have none: it stays as it starts, all ones
+        if origin not in weights:
+            raise ValueError(f"{name} has no counterpart in the smaller model.")
+        parameter.copy_(tile(weights[origin], axes_of(name), old, new, noise))
+    _rescale_tied_decoder(large, small.config)
+    large.renormalize_weights()
+    return large
+
+
+def tile(weight: Tensor, axes: list[str], old: BertBlocksConfig, new: BertBlocksConfig, noise: float) -> Tensor:
+    """A weight of the smaller model in the size of the larger."""
+    tiled = weight
+    for dimension, axis in enumerate(axes):
+        if axis == "same":
+            continue
+        index = unit_map(axis.lstrip("<"), old, new)
+        tiled = tiled.index_select(dimension, index)
+        if axis.startswith("<"):
+            tiled = tiled / torch.bincount(index)[index]  # what a matrix reads is its last dimension
+    if axes[-1].startswith("<") and tiled.shape != weight.shape:
+        tiled = tiled + noise * tiled.std() * torch.randn_like(tiled)
+    return tiled
+
+
+def check_growth(small: BertBlocksConfig, large: BertBlocksConfig) -> None:
+    """Refuses what is no larger model of the same kind, by the key that differs."""
+    for key in SAME_KEYS:
+        if getattr(small, key) != getattr(large, key):
+            reason = "heads are kept whole" if key == "head_dim" else "both must agree"
+            raise ValueError(
+                f"{key} is {getattr(large, key)!r} in the larger model and {getattr(small, key)!r} in the smaller: "
+                f"{reason}."
+            )
+    for key in SIZE_KEYS:
+        if getattr(large, key) < getattr(small, key):
+            raise ValueError(f"{key} is {getattr(large, key)}; a model grown from {getattr(small, key)} has no less.")
+    queries = torch.arange(large.num_attention_heads)
+    grouped = queries // (large.num_attention_heads // large.num_kv_heads) % small.num_kv_heads
+    expected = queries % small.num_attention_heads // (small.num_attention_heads // small.num_kv_heads)
+    if not torch.equal(grouped, expected):
+        raise ValueError(
+            f"num_kv_heads is {large.num_kv_heads} for {large.num_attention_heads} heads and was "
+            f"{small.num_kv_heads} for {small.num_attention_heads}; copies of a query head need copies of its keys: "
+            "keep as many query heads for each key/value head."
+        )
+
+
+def depth_map(small: BertBlocksPreTrainedModel, large: BertBlocksPreTrainedModel) -> list[int]:
+    """For each set of layer weights of the larger model, the one of the smaller that it is a copy of.
+
+    The first is the first and the last the last, where their kinds agree; in between the nearest of the same kind at
+    the same share of the depth, if possible one with the same parameters.
+    """
+    old, new = _kinds(small), _kinds(large)
+    mapped = []
+    for index, (kind, names) in enumerate(new):
+        place = index * (len(old) - 1) / max(len(new) - 1, 1)
+        candidates = [
+            (bool(names - old_names), abs(number - place), number)
+            for number, (old_kind, old_names) in enumerate(old)
+            if old_kind == kind
+        ]
+        if not candidates:
+            raise ValueError(f"Layer {index} is {kind}, and the smaller model has no {kind} layer to copy.")
+        mapped.append(min(candidates)[2])
+    return mapped
+
+
+def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
+    """For each unit along an axis of the larger model, the unit of the smaller that it is a copy of."""
+    if axis == "positions":
+        first = old.position_offset  # rows before it stand for padding
+        rows = _tile(old.max_position_embeddings - first, new.max_position_embeddings - first)
+        return torch.cat([torch.arange(first), rows + first])
+    if axis == "head":
+        return _tile(old.mlm_head_size or old.hidden_size, new.mlm_head_size or new.hidden_size)
+    if axis == "up":
+        parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[old.mlp_type], "num_up", 1)
+        inner = _tile(old.intermediate_size, new.intermediate_size)
+        return torch.cat([inner + part * old.intermediate_size for part in range(parts)])
+    if axis in ("queries", "qkv"):
+        queries = _tile_heads(old.num_attention_heads, new.num_attention_heads, old.head_dim)
+        keys = _tile_heads(old.num_kv_heads, new.num_kv_heads, old.head_dim)
+        first_key = old.num_attention_heads * old.head_dim
+        first_value = first_key + old.num_kv_heads * old.head_dim
+        return queries if axis == "queries" else torch.cat([queries, keys + first_key, keys + first_value])
+    key = SIZE_OF[axis]
+    return _tile(getattr(old, key), getattr(new, key))
+
+
+def axes_of(name: str) -> list[str]:
+    """What the dimensions of a parameter count."""
+    for pattern, axes in AXES.items():
+        if re.search(rf"{pattern}$", name):
+            return axes.split()
+    raise ValueError(f"{name} is a parameter that growing does not know the dimensions of.")
+
+
+def _rescale_tied_decoder(large: BertBlocksPreTrainedModel, small: BertBlocksConfig) -> None:
+    """A tied decoder cannot be divided without its embeddings, so the norm that feeds it is."""
+    if not large.config.tie_word_embeddings or not hasattr(large, "decoder"):
+        return
+    norm = large.base_model.encoder.final_norm if large.head is None else large.head.norm
+    index = _tile(small.embedding_size, large.config.embedding_size)
+    for parameter in () if norm is None else (norm.weight, norm.bias):
+        if parameter is not None:
+            parameter /= torch.bincount(index)[index]
+
+
+def _layer_config(model: BertBlocksPreTrainedModel, group: int) -> BertBlocksConfig:
+    return model.config.for_layer(model.base_model.encoder.order.index(group))
+
+
+def _kinds(model: BertBlocksPreTrainedModel) -> list[tuple[str, set[str]]]:
+    """The kind and the parameters of each set of layer weights."""
+    encoder = model.base_model.encoder
+    return [
+        (model.config.layer_types[encoder.order.index(group)], {name for name, _ in layer.named_parameters()})
+        for group, layer in enumerate(encoder.layers)
+    ]
+
+
+def _tile(old: int, new: int) -> Tensor:
+    return torch.arange(new) % old
+
+
+def _tile_heads(old: int, new: int, head_dim: int) -> Tensor:
+    return (_tile(old, new)[:, None] * head_dim + torch.arange(head_dim)).flatten()

@@ -1,0 +1,191 @@
+"""Evaluation of models on files and tests, and comparison of several on the same examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertblocks.core.settings import read_section
+from bertblocks.evaluation.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
+from bertblocks.models.masked_lm import LanguageModel
+from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.tasks.metrics import Scores, paired_bootstrap
+from bertblocks.tasks.predictor import Predictor
+from bertblocks.tasks.settings import EmbedSettings
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.tables import DataError, read_records, read_text
+from bertblocks.training.finetune import TASKS
+from bertblocks.training.held_out import one_at_a_time
+
+#: Resamples of a comparison.
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good a model is."""
+
+    model: str
+    scores: Scores
+    #: The score that models are compared by.
+    metric: str
+    examples: int
+    #: That score on some of the examples, by their numbers.
+    resample: Callable[[np.ndarray], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much better a model is than the first, with the 95 % interval of a paired bootstrap."""
+
+    model: str
+    difference: float
+    low: float
+    high: float
+
+
+def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False, **settings: Any) -> Evaluation:
+    """Scores of a fine-tuned model on a file; `task` is classify, tag, answer, embed or pppl.
+
+    `settings` are those of fine-tuning that say how the file is read.
+    """
+    if task == "pppl":
+        if settings:
+            raise DataError(f"pppl takes no settings; {next(iter(settings))!r} is one.")
+        return pseudo_perplexity(model, data, int8)
+    kind = TASKS[task]
+    chosen = read_section(kind.settings_class, settings, f"evaluate {task}")
+    pooling = chosen.pooling if isinstance(chosen, EmbedSettings) else None
+    predictor = Predictor(
+        model, task=kind.model_task, int8=int8, dtype=torch.float32, max_length=chosen.max_length, pooling=pooling
+    )
+    reader = kind(chosen)
+    reader.adopt(predictor.model.config)
+    examples = reader.read(data)
+    evaluated = reader.evaluate(predictor, examples)
+    return Evaluation(str(model), evaluated.scores, reader.metric, len(examples), evaluated.resample)
+
+
+def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
+    """Every model after the first against the first, on the same examples."""
+    first = evaluations[0]
+    comparisons = []
+    for other in evaluations[1:]:
+
+        def both(chosen: np.ndarray, other: Evaluation = other) -> tuple[float, float]:
+            return first.resample(chosen), other.resample(chosen)
+
+        low, high = paired_bootstrap(both, first.examples, RESAMPLES)
+        difference = other.scores[first.metric] - first.scores[first.metric]
+        comparisons.append(Comparison(other.model, difference, low, high))
+    return comparisons
+
+
+# ---------------------------------------------------------------------- language models
+
+
+@flushed_denormals()
+def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -> Evaluation:
+    """exp of the mean loss of tokens that are hidden one at a time (Salazar et al., 2020); lower is better.
+
+    Texts are the lines of a .txt file or the text column of a table; long ones are cut, not truncated.
+    """
+    predictor = _language_model(model, int8)
+    tokenizer = TextTokenizer(predictor.tokenizer)
+    room = predictor.max_length - tokenizer.num_special()
+    mask = _mask_id(predictor)
+    sums, counts = [], []
+    for tokens in tokenizer.tokenize(_read_texts(data)):
+        total = 0.0
+        for start in range(0, len(tokens.ids), room):
+            part = tokens.ids[start : start + room]
+            framed = tokenizer.frame(part)
+            places = range(framed.start, framed.start + len(part))
+            total += float(one_at_a_time(predictor.model, torch.tensor(framed.ids), torch.tensor(places), mask).sum())
+        sums.append(total)
+        counts.append(len(tokens.ids))
+    losses, sizes = np.array(sums), np.array(counts)
+    if not sizes.sum():
+        raise DataError(f"{data}: the texts have no tokens.")
+
+    def score(chosen: np.ndarray) -> float:
+        return math.exp(losses[chosen].sum() / max(sizes[chosen].sum(), 1))
+
+    everything = np.arange(len(sizes))
+    scores = {"pseudo_perplexity": score(everything), "loss": math.log(score(everything)), "tokens": float(sizes.sum())}
+    return Evaluation(str(model), scores, "pseudo_perplexity", len(sizes), score)
+
+
+def _read_texts(data: str | Path) -> list[str]:
+    path = Path(data)
+    if path.suffix == ".txt" and path.is_file():
+        return [line for line in read_text(path).splitlines() if line.strip()]
+    records = read_records(data)
+    if "text" not in records.columns:
+        raise DataError(f"{data}: there is no column 'text'; the columns are {', '.join(records.columns)}.")
+    return [str(text) for text in records.column("text")]
+
+
+def _language_model(model: str | Path, int8: bool) -> Predictor:
+    predictor = Predictor(model, int8=int8, dtype=torch.float32)
+    if not isinstance(predictor.model, LanguageModel):
+        raise ValueError(f"{model} has no masked-lm head; it is a {type(predictor.model).__name__}.")
+    return predictor
+
+
+def _mask_id(predictor: Predictor) -> int:
+    mask = predictor.tokenizer.mask_token_id
+    if mask is None:
+        raise ValueError("The tokenizer has no mask token.")
+    return int(mask)
+
+
+@flushed_denormals()
+def needle(
+    model: str | Path,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    samples: int = 20,
+    data: str | Path | None = None,
+) -> Needle:
+    """The long-context test of `bertblocks.evaluation.needle`, by filling a mask or, without such a head, by embeddings."""
+    predictor = Predictor(model, dtype=torch.float32)
+    tokenizer = TextTokenizer(predictor.tokenizer)
+    for length in lengths:
+        if length > predictor.max_length:
+            raise DataError(f"lengths has {length}; {model} reads at most {predictor.max_length} tokens.")
+    filler = FILLER if data is None else [f"{text.rstrip('.')}." for text in _read_texts(data)]
+    words = find_words(tokenizer)
+    fills = isinstance(predictor.model, LanguageModel)
+    mask = _mask_id(predictor) if fills else None
+
+    def score(chosen: list[Sample]) -> np.ndarray:
+        if fills:
+            return np.array([_fill(predictor.model, sample, list(words.values())) for sample in chosen])
+        facts = predictor.encode([fact for sample in chosen for fact in sample.facts]).reshape(len(chosen), 2, -1)
+        texts = predictor.encode(
+            [predictor.tokenizer.decode(sample.ids, skip_special_tokens=True) for sample in chosen]
+        )
+        return (facts * texts[:, None]).sum(-1).argmax(1)
+
+    def make(length: int, depth: float):
+        return make_samples(tokenizer, words, mask, length, depth, samples, filler)
+
+    return run_needle(score, make, lengths, depths, 1 / len(words) if fills else 0.5)
+
+
+@torch.inference_mode()
+def _fill(model: Any, sample: Sample, candidates: list[int]) -> int:
+    """Which of the candidate tokens the model finds likeliest at the mask."""
+    inputs = {
+        "input_ids": torch.tensor(sample.ids),
+        "cu_seqlens": torch.tensor([0, len(sample.ids)], dtype=torch.int32),
+    }
+    hidden = model.model(**inputs).last_hidden_state[[sample.mask]]
+    return int(model.logits(hidden)[0, candidates].argmax())

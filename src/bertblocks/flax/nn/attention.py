@@ -1,0 +1,69 @@
+"""Self-attention: projections, query/key normalisation and rotation around masked softmax."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from bertblocks.flax.layout import RowLayout
+from bertblocks.flax.nn.linear import Linear, dropout
+from bertblocks.flax.nn.norm import RMSNorm
+from bertblocks.flax.nn.position import BlockPosition
+from bertblocks.flax.nn.softmax import Softmax
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with grouped key/value heads over rows of packed or padded sequences."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        qkv_bias: bool,
+        out_bias: bool,
+        dropout: float,
+        out_dropout: float,
+        position: BlockPosition | None,
+        half_window: int | None,
+        num_global_tokens: int,
+        qk_norm_eps: float | None,
+    ) -> None:
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
+        self.out = Linear(num_heads * head_dim, hidden_size, out_bias, writes=True)
+        self.query_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, bias=False)
+        self.key_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, bias=False)
+        self.position = position
+        self.half_window = half_window
+        self.num_global_tokens = num_global_tokens
+        self.scale = head_dim**-0.5
+        self.dropout = dropout
+        self.out_dropout = out_dropout
+
+    def place(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
+        """Normalises queries and keys and gives them their positions."""
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        return position.rotate(q, k, layout)
+
+    def __call__(
+        self,
+        x: Array,  # [rows, length, hidden]
+        layout: RowLayout,
+        shared_position: BlockPosition | None,
+        rngs: nnx.Rngs | None,
+        output_weights: bool = False,
+    ) -> tuple[Array, Array | None]:
+        position = shared_position if self.position is None else self.position
+        assert position is not None
+        heads = self.qkv(x).reshape(*x.shape[:2], -1, self.head_dim)
+        q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=2)
+        q, k = self.place(q, k, position, layout)
+        # query heads that share a key/value head stand together
+        q = q.reshape(*x.shape[:2], self.num_kv_heads, -1, self.head_dim)
+        softmax = Softmax(position, self.half_window, self.num_global_tokens, self.scale, self.dropout)
+        attended, weights = softmax(q, k, v, layout, None if rngs is None else rngs(), output_weights)
+        return dropout(self.out(attended.reshape(*x.shape[:2], -1)), self.out_dropout, rngs), weights

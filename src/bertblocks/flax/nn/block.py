@@ -1,0 +1,164 @@
+"""One encoder layer: residual wiring around attention and feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from bertblocks.flax.layout import RowLayout
+from bertblocks.flax.nn.attention import Attention
+from bertblocks.flax.nn.mlp import MLP, get_mlp
+from bertblocks.flax.nn.norm import Norm, get_norm
+from bertblocks.flax.nn.position import BlockPosition, get_block_position
+from bertblocks.flax.numerics import upcast
+from bertblocks.nn.block import NGPT_ALPHA, NGPT_BASE_SCALE, NORM_POSITIONS
+from bertblocks.nn.norm import DeepNorm
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+LayerOutput = tuple[Array, Array | None]
+
+
+class Residual(nnx.Module):
+    """The path around one sublayer: where its norms sit and how it joins the residual stream."""
+
+    def __init__(self, norm_pos: str, make_norm: Callable[[], Norm], scale: float, skip_pre_norm: bool) -> None:
+        before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
+        self.pre_norm = make_norm() if before and not skip_pre_norm else None
+        self.post_norm = make_norm() if after else None
+        self.scale = scale
+
+    def enter(self, x: Array) -> Array:
+        return x if self.pre_norm is None else self.pre_norm(x)
+
+    def join(self, x: Array, branch: Array) -> Array:
+        residual = x * self.scale
+        if self.post_norm is None:
+            return residual + branch
+        if self.norm_inside:
+            return residual + self.post_norm(branch)
+        return self.post_norm(residual + branch)
+
+
+class Block(nnx.Module):
+    """Attention, then feed-forward; or, if parallel, both on the same normalised input."""
+
+    def __init__(
+        self, attention: Attention, mlp: MLP, attention_residual: Residual, mlp_residual: Residual | None
+    ) -> None:
+        self.attention = attention
+        self.attention_residual = attention_residual
+        self.mlp = mlp
+        self.mlp_residual = mlp_residual
+
+    def __call__(
+        self,
+        x: Array,
+        layout: RowLayout,
+        shared_position: BlockPosition | None,
+        rngs: nnx.Rngs | None,
+        output_weights: bool,
+    ) -> LayerOutput:
+        normed = self.attention_residual.enter(x)
+        branch, weights = self.attention(normed, layout, shared_position, rngs, output_weights)
+        if self.mlp_residual is None:
+            return self.attention_residual.join(x, branch + self.mlp(normed, rngs)), weights
+        x = self.attention_residual.join(x, branch)
+        return self.mlp_residual.join(x, self.mlp(self.mlp_residual.enter(x), rngs)), weights
+
+
+# ---------------------------------------------------------------------- nGPT
+
+
+def unit(x: Array) -> Array:
+    """x on the unit sphere."""
+    precise = upcast(x)
+    squares = jnp.square(precise).sum(-1, keepdims=True)
+    # the root has no slope at 0, where torch's norm has the slope 0
+    length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+    return (precise / (length + 1e-8)).astype(x.dtype)
+
+
+class NGPTAttention(Attention):
+    """Attention between unit queries and keys under a learned scale (Loshchilov et al., 2024)."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.sqk = nnx.Param(jnp.full(self.num_heads * self.head_dim, NGPT_BASE_SCALE))
+        self.scale = self.head_dim**0.5
+
+    def place(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
+        q, k = position.rotate(q, k, layout)
+        scale = (self.sqk / NGPT_BASE_SCALE).reshape(self.num_heads, self.head_dim)
+        return (scale * unit(q)).astype(q.dtype), (scale * unit(k)).astype(k.dtype)
+
+
+class NGPTBlock(nnx.Module):
+    """Moves along the unit sphere towards each sublayer's answer, by a learned step per hidden unit."""
+
+    def __init__(self, hidden_size: int, attention: Attention, mlp: MLP) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_alpha = nnx.Param(jnp.full(hidden_size, NGPT_BASE_SCALE))
+        self.mlp_alpha = nnx.Param(jnp.full(hidden_size, NGPT_BASE_SCALE))
+
+    @staticmethod
+    def step(x: Array, branch: Array, alpha: Array) -> Array:
+        start = unit(x)
+        rate = jnp.abs(alpha * (NGPT_ALPHA / NGPT_BASE_SCALE))
+        return unit(start + rate * (unit(branch) - start))
+
+    def __call__(
+        self,
+        x: Array,
+        layout: RowLayout,
+        shared_position: BlockPosition | None,
+        rngs: nnx.Rngs | None,
+        output_weights: bool,
+    ) -> LayerOutput:
+        branch, weights = self.attention(x, layout, shared_position, rngs, output_weights)
+        x = self.step(x, branch, self.attention_alpha[...])
+        return self.step(x, self.mlp(x, rngs), self.mlp_alpha[...]), weights
+
+
+# ---------------------------------------------------------------------- factories
+
+
+def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
+    attention_class = NGPTAttention if config.ngpt else Attention
+    return attention_class(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        qkv_bias=config.attention_qkv_bias,
+        out_bias=config.attention_out_bias,
+        dropout=config.attention_dropout,
+        out_dropout=config.attention_output_dropout,
+        position=get_block_position(config, is_local),
+        half_window=config.local_attention_window_size // 2 if is_local else None,
+        num_global_tokens=config.num_global_tokens if is_local else 0,
+        qk_norm_eps=config.norm_eps if config.qk_norm else None,
+    )
+
+
+def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
+    """Layer `index` of the encoder that a config describes."""
+    is_local = config.layer_types[index] == "local"
+    config = config.for_layer(index)
+    attention = get_attention(config, is_local)
+    if config.ngpt:
+        return NGPTBlock(config.hidden_size, attention, get_mlp(config))
+
+    scale = DeepNorm.residual_scale(config.num_hidden_layers) if config.norm_fn == "deep" else 1.0
+
+    def residual(skip_pre_norm: bool = False) -> Residual:
+        return Residual(config.norm_pos, lambda: get_norm(config), scale, skip_pre_norm)
+
+    attention_residual = residual(skip_pre_norm=index == 0 and not config.first_attention_norm)
+    return Block(attention, get_mlp(config), attention_residual, None if config.parallel_block else residual())

@@ -1,0 +1,85 @@
+"""Feed-forward networks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from bertblocks.flax.nn.activation import get_activation
+from bertblocks.flax.nn.linear import Linear, dropout
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+class MLP(nnx.Module):
+    """down(act(up(x))), with dropout before and after the down projection."""
+
+    #: Matrices that the up projection stacks.
+    num_up = 1
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        in_bias: bool,
+        out_bias: bool,
+        dropout: float,
+        out_dropout: float,
+    ) -> None:
+        self.up = Linear(hidden_size, self.num_up * intermediate_size, in_bias)
+        self.down = Linear(intermediate_size, hidden_size, out_bias, writes=True)
+        self.activation = get_activation(activation)
+        self.dropout = dropout
+        self.out_dropout = out_dropout
+
+    def hidden(self, up: Array) -> Array:
+        return self.activation(up)
+
+    def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+        hidden = dropout(self.hidden(self.up(x)), self.dropout, rngs)
+        return dropout(self.down(hidden), self.out_dropout, rngs)
+
+
+class GLU(MLP):
+    """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
+
+    num_up = 2
+
+    def hidden(self, up: Array) -> Array:
+        gate, value = jnp.split(up, 2, axis=-1)
+        return self.activation(gate) * value
+
+
+class NGPTMLP(GLU):
+    """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.suv = nnx.Param(jnp.ones(2 * intermediate_size))
+        self.gain = math.sqrt(hidden_size)
+
+    def hidden(self, up: Array) -> Array:
+        return super().hidden(up * (self.gain * self.suv))
+
+
+MLPS: dict[str, type[MLP]] = {"mlp": MLP, "glu": GLU}
+
+
+def get_mlp(config: BertBlocksConfig) -> MLP:
+    """The feed-forward network that a config names, or nGPT's own."""
+    mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
+    return mlp_class(
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.hidden_act,
+        in_bias=config.mlp_in_bias,
+        out_bias=config.mlp_out_bias,
+        dropout=config.mlp_dropout,
+        out_dropout=config.mlp_output_dropout,
+    )

@@ -1,0 +1,132 @@
+"""Masked softmax over the keys that a query sees: all at once, or a few queries at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bertblocks.flax.layout import RowLayout
+from bertblocks.flax.nn.position import BlockPosition
+from bertblocks.flax.numerics import lowest
+
+#: Queries that go together where not all are computed at once.
+BLOCK_SIZE = 64
+#: Scores of one row that may be held at once.
+MAX_SCORES = 2**26
+
+
+class Tokens(NamedTuple):
+    """Where some tokens of every row stand."""
+
+    columns: Array  # [tokens]
+    segment_ids: Array  # [rows, tokens]
+    #: Of each within its sequence.
+    places: Array  # [rows, tokens]
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Attention of one layer: who sees whom, with what scale, and how much is dropped out."""
+
+    position: BlockPosition
+    #: Keys at a distance of at most this are seen; None: all keys of the sequence.
+    half_window: int | None
+    #: The first tokens of a sequence, which see all of it and are seen by all of it, whatever the window.
+    num_global_tokens: int
+    scale: float
+    dropout: float
+
+    def visible(self, queries: Tokens, keys: Tokens) -> Array:
+        """Which keys each query sees: `[rows, queries, keys]`."""
+        seen = (queries.segment_ids[:, :, None] == keys.segment_ids[:, None]) & (keys.segment_ids > 0)[:, None]
+        if self.half_window is None:
+            return seen
+        near = jnp.abs(queries.columns[:, None] - keys.columns) <= self.half_window
+        if self.num_global_tokens:
+            is_global = queries.places[:, :, None] < self.num_global_tokens
+            near = near | is_global | (keys.places[:, None] < self.num_global_tokens)
+        return seen & near
+
+    def attend(
+        self,
+        q: Array,  # [rows, queries, kv_heads, heads per kv_head, d]
+        k: Array,  # [rows, keys, kv_heads, d]
+        v: Array,
+        queries: Tokens,
+        keys: Tokens,
+        dropout_key: Array | None,
+    ) -> tuple[Array, Array]:
+        """The values, in the shape of q, and the weights `[rows, kv_heads, heads per kv_head, queries, keys]`."""
+        scores = jnp.einsum("rqghd,rkgd->rghqk", q, k, preferred_element_type=jnp.float32) * self.scale
+        bias = self.position.bias(keys.columns - queries.columns[:, None])
+        if bias is not None:
+            scores = scores + bias.reshape(*scores.shape[1:])
+        seen = self.visible(queries, keys)[:, None, None]
+        scores = jnp.where(seen, scores, lowest(scores.dtype))
+        # a query that sees nothing gets 0
+        weights = jnp.where(seen, jax.nn.softmax(scores), 0.0).astype(q.dtype)
+        dropped = weights
+        if dropout_key is not None and self.dropout:
+            keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, weights.shape)
+            dropped = jnp.where(keep, weights / (1 - self.dropout), 0).astype(q.dtype)
+        return jnp.einsum("rghqk,rkgd->rqghd", dropped, v), weights
+
+    def reach(self) -> int | None:
+        """How far keys may be away on either side; None where they may be anywhere."""
+        return None if self.num_global_tokens else self.half_window
+
+    def goes_by_blocks(self, length: int, heads: int) -> bool:
+        """Where a window hides most keys, or where all scores would not fit."""
+        reach = self.reach()
+        is_narrow = reach is not None and length > 2 * (BLOCK_SIZE + 2 * reach)
+        return is_narrow or heads * length * length > MAX_SCORES
+
+    def attend_by_blocks(self, q: Array, k: Array, v: Array, layout: RowLayout, dropout_key: Array | None) -> Array:
+        """Blocks of queries, each against the keys within its reach, recomputed in the backward pass."""
+        length, heads = q.shape[1], q.shape[2] * q.shape[3]
+        blocks = -(-length // BLOCK_SIZE)
+        reach = self.reach()
+        margin = 0 if reach is None else reach
+        width = length if reach is None else BLOCK_SIZE + 2 * reach
+        tail = blocks * BLOCK_SIZE - length
+        q, segment_ids, index = (_pad(x, 0, tail) for x in (q, layout.segment_ids, layout.index))
+        after = 0 if reach is None else margin + tail
+        k, v, key_segments, key_index = (_pad(x, margin, after) for x in (k, v, layout.segment_ids, layout.index))
+
+        def attend_block(block: tuple[Array, Array | None]) -> Array:
+            start, key = block
+            first = jnp.zeros_like(start) if reach is None else start
+            q_block, segments_block, index_block = (_cut(x, start, BLOCK_SIZE) for x in (q, segment_ids, index))
+            k_slab, v_slab, segments_slab, index_slab = (_cut(x, first, width) for x in (k, v, key_segments, key_index))
+            queries = Tokens(start + jnp.arange(BLOCK_SIZE), segments_block, index_block)
+            keys = Tokens(first - margin + jnp.arange(width), segments_slab, index_slab)
+            return self.attend(q_block, k_slab, v_slab, queries, keys, key)[0]
+
+        starts = jnp.arange(blocks) * BLOCK_SIZE
+        keys = None if dropout_key is None else jax.random.split(dropout_key, blocks)
+        together = max(1, MAX_SCORES // (heads * BLOCK_SIZE * width))
+        done = jax.lax.map(jax.checkpoint(attend_block), (starts, keys), batch_size=min(together, blocks))
+        return jnp.moveaxis(done, 0, 1).reshape(q.shape)[:, :length]
+
+    def __call__(
+        self, q: Array, k: Array, v: Array, layout: RowLayout, dropout_key: Array | None, output_weights: bool
+    ) -> tuple[Array, Array | None]:
+        length, heads = q.shape[1], q.shape[2] * q.shape[3]
+        if not output_weights and self.goes_by_blocks(length, heads):
+            return self.attend_by_blocks(q, k, v, layout, dropout_key), None
+        tokens = Tokens(jnp.arange(length), layout.segment_ids, layout.index)
+        attended, weights = self.attend(q, k, v, tokens, tokens, dropout_key)
+        return attended, weights.reshape(-1, heads, length, length) if output_weights else None
+
+
+def _pad(x: Array, before: int, after: int) -> Array:
+    """Zeros around the second axis."""
+    return jnp.pad(x, ((0, 0), (before, after), *((0, 0),) * (x.ndim - 2)))
+
+
+def _cut(x: Array, start: Array, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)

@@ -1,0 +1,33 @@
+"""Activations: every one that transformers knows, and those a user registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from transformers.activations import ACT2CLS, ACT2FN
+
+from bertblocks.core.registry import Registry, nearest
+
+ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
+
+
+def register_activation(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    """Decorator that names an activation of one's own: a module class, or a function that makes the module."""
+    if name in ACT2CLS:
+        raise ValueError(f"hidden_act: the name {name!r} is taken by transformers; choose another.")
+    return ACTIVATIONS.register(name)
+
+
+def activation_names() -> list[str]:
+    return [*ACTIVATIONS.names(), *ACT2CLS]
+
+
+def get_activation(name: str) -> nn.Module:
+    """A fresh activation module by name."""
+    if name in ACTIVATIONS:
+        return ACTIVATIONS[name]()
+    if name not in ACT2CLS:
+        known = activation_names()
+        raise KeyError(f"{name!r} is no activation{nearest(name, known)}; known are {', '.join(known)}.")
+    return ACT2FN[name]

@@ -1,0 +1,107 @@
+"""Token, token-type and position embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.norm import get_norm
+from bertblocks.nn.position import EmbeddingPosition, get_embedding_position
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+#: The share of tokens that were mask tokens when ESM was trained.
+MASKED_IN_TRAINING = 0.15 * 0.8
+
+
+class TokenDropout(nn.Module):
+    """ESM's treatment of mask tokens as inputs dropped out: they are 0, and the rest of a sequence makes up for them.
+
+    Embeddings are scaled to the share of real tokens that training left in (Lin et al., 2022).
+    """
+
+    def __init__(self, mask_token_id: int) -> None:
+        super().__init__()
+        self.mask_token_id = mask_token_id
+
+    def forward(self, x: Tensor, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        hidden = token_ids == self.mask_token_id
+        shown = ~hidden if layout.key_mask is None else ~hidden & layout.key_mask.flatten()
+        counts = torch.zeros(layout.num_sequences, device=x.device, dtype=torch.long)
+        counts = counts.index_add(0, layout.sequence_ids, shown.long())
+        scale = (1 - MASKED_IN_TRAINING) * layout.length_tensor / counts.clamp(min=1)  # [sequences]
+        return x.masked_fill(hidden[:, None], 0.0) * scale[layout.sequence_ids, None].to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"mask_token_id={self.mask_token_id}"
+
+
+class Embedding(nn.Module):
+    """The sum of what is known of each token, normalised if there is a norm, projected up if it is narrower."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        pad_token_id: int | None,
+        type_vocab_size: int,
+        position: EmbeddingPosition | None,
+        norm: nn.Module | None,
+        dropout: float,
+        projection: nn.Module | None = None,
+        token_dropout: TokenDropout | None = None,
+    ) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
+        self.token_type = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
+        self.position = position
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+        self.projection = projection
+        self.token_dropout = token_dropout
+
+    def forward(
+        self,
+        token_ids: Tensor | None,  # [tokens]
+        token_embeddings: Tensor | None,  # [tokens, embedding], in place of ids
+        token_types: Tensor | None,  # [tokens], all 0 if not given
+        positions: Tensor,  # [tokens]
+        layout: SequenceLayout | None = None,  # for token dropout
+    ) -> Tensor:
+        x = self.token(token_ids) if token_embeddings is None else token_embeddings
+        if self.token_dropout is not None:
+            if token_ids is None:
+                raise ValueError("inputs_embeds are given; token_dropout needs input_ids, to know the mask tokens.")
+            x = self.token_dropout(x, token_ids, layout)
+        if self.token_type is not None:
+            x = x + (self.token_type.weight[0] if token_types is None else self.token_type(token_types))
+        if self.position is not None:
+            x = x + self.position(positions).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        return x if self.projection is None else self.projection(x)  # [tokens, hidden]
+
+
+def get_embedding(config: BertBlocksConfig) -> Embedding:
+    projection = None
+    if config.embedding_projection:
+        projection = Linear(config.embedding_size, config.hidden_size, bias=True, role="embedding")
+    return Embedding(
+        config.vocab_size,
+        config.embedding_size,
+        config.pad_token_id,
+        config.type_vocab_size,
+        position=get_embedding_position(config),
+        norm=get_norm(config, config.embedding_size) if config.embedding_norm else None,
+        dropout=config.embedding_dropout,
+        projection=projection,
+        token_dropout=TokenDropout(config.mask_token_id) if config.token_dropout else None,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,86 @@
+"""The stack of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from bertblocks.nn.attention import Attention, pad_weights, take
+from bertblocks.nn.backends import get_backend
+from bertblocks.nn.block import get_block
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.norm import get_norm
+from bertblocks.nn.position import get_shared_position
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+@dataclass
+class EncoderOutput:
+    """Flat hidden states; the lists are filled when asked for, as transformers defines them."""
+
+    last_hidden_state: Tensor  # [tokens or wanted rows, hidden]
+    #: The embeddings, then every layer's output for all tokens, the last after the final norm.
+    hidden_states: list[Tensor] | None
+    #: Per layer `[rows, heads, length, length]`.
+    attentions: list[Tensor] | None
+
+
+class Encoder(nn.Module):
+    """Layers one after the other, then the final norm if there is one.
+
+    Layers of one group (`num_hidden_groups`) are one module that runs several times.
+    """
+
+    def __init__(self, config: BertBlocksConfig) -> None:
+        super().__init__()
+        self.config = config
+        order = self.order
+        self.position = get_shared_position(config)
+        self.layers = nn.ModuleList(
+            get_block(config, order.index(group), self.position) for group in range(config.num_hidden_groups)
+        )
+        self.final_norm = get_norm(config) if config.final_norm else None
+
+    @property
+    def order(self) -> list[int]:
+        """For each layer, the number of its module in `layers`."""
+        return [self.config.layer_group(index) for index in range(self.config.num_hidden_layers)]
+
+    def extra_repr(self) -> str:
+        order = self.order
+        return "" if len(self.layers) == len(order) else f"{len(order)} layers with the weights of {len(self.layers)}"
+
+    def forward(
+        self,
+        x: Tensor,  # [tokens, hidden]
+        layout: SequenceLayout,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        rows: Tensor | None = None,
+    ) -> EncoderOutput:
+        """`rows` are the tokens whose last hidden state is wanted, all if None."""
+        modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
+        patterns = [attention.pattern for attention in modules]
+        backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
+        hidden_states = [x] if output_hidden_states else None
+        attentions: list[Tensor] | None = [] if output_attentions else None
+        last = len(self.order) - 1
+        for index, group in enumerate(self.order):
+            # most of the last layer's work is saved, unless its whole output is asked for as well
+            wanted = rows if index == last and hidden_states is None else None
+            x, weights = self.layers[group](x, layout, backend, output_attentions, wanted)
+            if hidden_states is not None:
+                hidden_states.append(x)
+            if attentions is not None:
+                attentions.append(pad_weights(weights, layout, modules[group].num_heads))
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+            if hidden_states is not None:
+                hidden_states[-1] = x
+        if hidden_states is not None:
+            x = take(x, rows)
+        return EncoderOutput(x, hidden_states, attentions)

@@ -1,0 +1,142 @@
+"""What stands between hidden states and a task's scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.nn.activation import get_activation
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.norm import get_norm
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
+    """One vector per sequence from its real tokens: the first ("cls"), their "mean" or "max"; 0 where there are none.
+
+    Example:
+        >>> import torch
+        >>> layout = SequenceLayout.from_mask(torch.tensor([[1, 1], [1, 0]]))
+        >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), layout, "mean").tolist()
+        [[2.0], [5.0]]
+    """
+    if x.shape[0] == 0:
+        return x.new_zeros(layout.num_sequences, x.shape[-1])
+    if kind == "cls":
+        return keep_firsts(x[layout.first_tokens], layout)
+    empty = x.new_zeros(layout.num_sequences, x.shape[-1])
+    real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
+    if kind == "mean":
+        x = x if real is None else x.masked_fill(~real, 0.0)
+        return empty.index_add(0, layout.sequence_ids, x) / layout.length_tensor.clamp(min=1)[:, None].to(x.dtype)
+    if kind == "max":
+        x = x if real is None else x.masked_fill(~real, torch.finfo(x.dtype).min)
+        index = layout.sequence_ids[:, None].expand_as(x)
+        highest = empty.scatter_reduce(0, index, x, reduce="amax", include_self=False)
+        return highest.masked_fill(_is_empty(layout), 0.0)
+    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, mean, max.")
+
+
+def keep_firsts(firsts: Tensor, layout: SequenceLayout) -> Tensor:
+    """`pool(x, layout, "cls")` from the rows `layout.first_tokens` of x, or from no rows if there are no tokens."""
+    if firsts.shape[0] == 0:
+        return firsts.new_zeros(layout.num_sequences, firsts.shape[-1])
+    return firsts.masked_fill(_is_empty(layout), 0.0)
+
+
+def _is_empty(layout: SequenceLayout) -> Tensor:
+    return (layout.length_tensor == 0)[:, None]
+
+
+class Pooler(nn.Module):
+    """BERT's pooler: a dense layer and tanh on the first token of each sequence."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, firsts: Tensor) -> Tensor:
+        return torch.tanh(self.dense(firsts))
+
+
+class ContactHead(nn.Module):
+    """Which residues of a protein touch, by logistic regression on attention weights (Rao et al., 2021).
+
+    It is fitted apart from the encoder, and so it is frozen.
+    """
+
+    def __init__(self, num_maps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, num_maps), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, maps: Tensor, keep: Tensor) -> Tensor:
+        """`[rows, maps, length, length]` and tokens to keep `[rows, length]` -> `[rows, length - 2, length - 2]`."""
+        maps = (maps * (keep[:, None, :, None] & keep[:, None, None]))[..., 1:-1, 1:-1]
+        maps = maps + maps.transpose(-1, -2)
+        # what two tokens have from seeing much in general is taken off (average product correction)
+        total = maps.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
+        maps = maps - maps.sum(-1, keepdim=True) * maps.sum(-2, keepdim=True) / total
+        return torch.sigmoid(torch.einsum("m,rmij->rij", self.weight[0], maps) + self.bias)
+
+
+class DenseHead(nn.Module):
+    """dropout -> dense -> activation -> norm, the first and last optional; `inner_size` puts a dense in front."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        activation: str,
+        bias: bool,
+        norm: nn.Module | None,
+        dropout: float = 0.0,
+        out_size: int | None = None,
+        inner_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout)
+        self.inner = None if inner_size is None else Linear(hidden_size, inner_size, bias, role="head")
+        self.dense = Linear(inner_size or hidden_size, out_size or hidden_size, bias, role="head")
+        self.activation = get_activation(activation)
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(x)
+        if self.inner is not None:
+            x = self.activation(self.inner(x))
+        x = self.activation(self.dense(x))
+        return x if self.norm is None else self.norm(x)
+
+
+def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
+    if not config.mlm_head_dense:
+        return None
+    size = config.embedding_size
+    norm = get_norm(config, size) if config.mlm_head_norm else None
+    return DenseHead(
+        config.hidden_size,
+        config.mlm_head_act,
+        config.mlm_head_bias,
+        norm,
+        out_size=size,
+        inner_size=config.mlm_head_size,
+    )
+
+
+def get_classifier_head(config: BertBlocksConfig) -> DenseHead | None:
+    if config.classifier_head != "dense":
+        return None
+    norm = get_norm(config) if config.classifier_head_norm else None
+    return DenseHead(
+        config.hidden_size,
+        config.classifier_head_act,
+        config.classifier_head_bias,
+        norm,
+        dropout=config.classifier_head_dropout,
+    )

@@ -1,0 +1,33 @@
+"""Linear layers that know their place in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from bertblocks.nn.ops.linear import linear
+
+
+class Linear(nn.Linear):
+    """A linear layer with a role, which decides how it starts and along which side nGPT normalises it.
+
+    Roles are "embedding" (it starts the residual stream), "qkv", "up", "out" (it adds to that stream), "head" and
+    "classifier". `parts` are the rows of the matrices that are stacked in it, such as queries, keys and values.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, role: str, parts: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.role = role
+        self.parts = list(parts or [out_features])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def is_untouched(module: nn.Module, kind: type[nn.Linear] = Linear) -> bool:
+    """True for a linear layer that nothing wraps, replaces or hears: its weights may be used without calling it."""
+    touched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return type(module) is kind and not touched

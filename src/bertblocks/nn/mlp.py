@@ -1,0 +1,123 @@
+"""Feed-forward networks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.core.registry import Registry
+from bertblocks.nn.activation import get_activation
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.linear import Linear, is_untouched
+from bertblocks.nn.ops.liger import liger
+from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+MLPS: Registry[type[nn.Module]] = Registry("mlp_type")
+register_mlp = MLPS.register
+#: A gated unit that is fused is two products in place of one, which pays from this many rows on.
+FUSED_GLU_ROWS = 1024
+
+
+@register_mlp("mlp")
+class MLP(nn.Module):
+    """down(act(up(x))), with dropout before and after the down projection."""
+
+    #: Matrices that the up projection stacks.
+    num_up = 1
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        in_bias: bool,
+        out_bias: bool,
+        dropout: float,
+        out_dropout: float,
+        kernel_backend: str = "torch",
+    ) -> None:
+        super().__init__()
+        parts = [intermediate_size] * self.num_up
+        self.up = Linear(hidden_size, sum(parts), in_bias, role="up", parts=parts)
+        self.down = Linear(intermediate_size, hidden_size, out_bias, role="out")
+        self.activation = get_activation(activation)
+        self.activation_name = activation
+        self.dropout = Dropout(dropout)
+        self.out_dropout = Dropout(out_dropout)
+        self.is_silu = activation in ("silu", "swish")
+        self.kernel_backend = kernel_backend
+
+    def fuses(self, x: Tensor) -> bool:
+        """True if the up projection and its activation may be one operation."""
+        if torch.is_grad_enabled() or self.activation_name not in POST_OPERATIONS or not is_untouched(self.up):
+            return False
+        return runs_on_onednn(x, self.up.weight)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The units between the projections."""
+        if self.fuses(x):
+            return activated_linear(x, self.up.weight, self.up.bias, self.activation_name)
+        return self.activation(self.up(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_dropout(self.down(self.dropout(self.hidden(x))))
+
+
+@register_mlp("glu")
+class GLU(MLP):
+    """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
+
+    num_up = 2
+
+    def fuses(self, x: Tensor) -> bool:
+        return len(x) >= FUSED_GLU_ROWS and super().fuses(x)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        if not self.fuses(x):
+            return self.gated(self.up(x))
+        gate_weight, value_weight = self.up.weight.chunk(2)
+        gate_bias, value_bias = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
+        gate = activated_linear(x, gate_weight, gate_bias, self.activation_name)
+        return multiplied_linear(x, value_weight, value_bias, gate)
+
+    def gated(self, up: Tensor) -> Tensor:
+        gate, value = up.chunk(2, dim=-1)
+        if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
+            return kernels.swiglu(gate, value)
+        return self.activation(gate) * value
+
+
+class NGPTMLP(GLU):
+    """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024).
+
+    The activation is on the first half, as in every GLU here; NeoBERT's files have the halves in the other order.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
+        self.gain = math.sqrt(hidden_size)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.gated(self.up(x) * (self.gain * self.suv))
+
+
+def get_mlp(config: BertBlocksConfig) -> nn.Module:
+    """The feed-forward network that a config names, or nGPT's own."""
+    mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
+    return mlp_class(
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.hidden_act,
+        in_bias=config.mlp_in_bias,
+        out_bias=config.mlp_out_bias,
+        dropout=config.mlp_dropout,
+        out_dropout=config.mlp_output_dropout,
+        kernel_backend=config.kernel_backend,
+    )

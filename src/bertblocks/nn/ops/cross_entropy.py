@@ -1,0 +1,109 @@
+"""Cross-entropy of a decoder's logits that are never all there: gradients are made in the forward pass, by chunks.
+
+On a 2-core Zen 4, forward and backward at hidden size 256: 1.3 to 1.4 times as fast as F.cross_entropy of all logits
+at a vocabulary of 50,368 and 1.5 to 1.6 at 30,522, for 330 and 1,229 rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.linear import linear, not_cast
+
+#: The most logits that exist at a time: 32 MB in fp32. More is no faster.
+MAX_LOGITS = 8 * 2**20
+
+
+def linear_cross_entropy(
+    hidden: Tensor,  # [rows, hidden]
+    weight: Tensor,  # [vocabulary, hidden]
+    bias: Tensor | None,
+    labels: Tensor,  # [rows]
+    row_weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The sum of the rows' cross-entropies, each times its weight if weights are given.
+
+    Matrices are multiplied in `dtype`, their own if None; gradients are added up in theirs.
+
+    Example:
+        >>> hidden, weight = torch.randn(7, 8), torch.randn(100, 8)
+        >>> labels = torch.arange(7)
+        >>> expected = torch.nn.functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+        >>> torch.allclose(linear_cross_entropy(hidden, weight, None, labels), expected)
+        True
+    """
+    if row_weights is None:
+        row_weights = torch.ones(len(hidden), device=hidden.device)
+    inputs = (hidden, weight, bias)
+    wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
+    with not_cast(hidden):
+        return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted, dtype or weight.dtype)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` with the gradients in `wanted`."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, row_weights, wanted, dtype):  # type: ignore[override]
+        row_weights = row_weights.to(upcast(hidden).dtype)
+        gradients = tuple(
+            torch.zeros_like(x) if is_wanted else None
+            for x, is_wanted in zip((hidden, weight, bias), wanted, strict=True)
+        )
+        hidden, weight, bias = (None if x is None else x.to(dtype) for x in (hidden, weight, bias))
+        rows = max(1, MAX_LOGITS // len(weight))
+        total = row_weights.new_zeros(())
+        for part in (slice(start, start + rows) for start in range(0, len(hidden), rows)):
+            losses, logits_gradient = _chunk(hidden[part], weight, bias, labels[part], any(wanted))
+            total += losses @ row_weights[part]
+            if any(wanted):
+                _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits_gradient)
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, above):  # type: ignore[override]
+        gradients = (None if x is None else x * above.to(x.dtype) for x in ctx.saved_tensors)
+        return (*gradients, None, None, None, None)
+
+
+def _chunk(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, wants_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Every row's loss and, if wanted, its gradient with respect to the logits: softmax less 1 at the label."""
+    logits = upcast(linear(hidden, weight, bias))
+    of_labels, highest = logits.gather(1, labels[:, None]), logits.amax(dim=-1, keepdim=True)
+    torch.softmax(logits, dim=-1, out=logits)
+    # the log of the softmax's sum, from the likeliest token: its probability cannot round to 0
+    losses = (highest - of_labels) - logits.amax(dim=-1, keepdim=True).log()
+    if wants_gradient:
+        logits.scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0))
+    return losses.squeeze(1), logits
+
+
+def _add_gradients(
+    gradients: tuple[Tensor | None, ...],
+    part: slice,
+    hidden: Tensor,
+    weight: Tensor,
+    row_weights: Tensor,  # [rows, 1]
+    logits_gradient: Tensor,  # [rows, vocabulary]
+) -> None:
+    """Adds one chunk's share; the weights go onto the small factor of each product."""
+    for_hidden, for_weight, for_bias = gradients
+    if for_bias is not None:
+        for_bias += logits_gradient.t() @ row_weights.squeeze(1)
+    logits_gradient = logits_gradient.to(hidden.dtype)
+    if for_hidden is not None:
+        for_hidden[part] = linear(logits_gradient, weight.t(), None) * row_weights
+    if for_weight is not None:
+        weighted = (hidden[part] * row_weights).to(hidden.dtype)
+        if for_weight.dtype == hidden.dtype:
+            for_weight.addmm_(logits_gradient.t(), weighted)
+        else:
+            for_weight += logits_gradient.t() @ weighted

@@ -1,0 +1,172 @@
+"""The C kernel: compiled for this machine when first needed, kept in a folder of the user, loaded without torch's help.
+
+Where the CPU or a compiler is missing there is no kernel, and the same numbers come from torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bertblocks.core.cpu import cpu_flags
+
+SOURCE = Path(__file__).with_name("int8.c")
+#: What the kernel is made of, as Linux and as compilers call it.
+CPU_FLAGS = {
+    "avx512f": "-mavx512f",
+    "avx512bw": "-mavx512bw",
+    "avx512dq": "-mavx512dq",
+    "avx512vl": "-mavx512vl",
+    "avx512_vnni": "-mavx512vnni",
+}
+#: The order of a matrix in memory: this many outputs stand together, by four inputs at a time.
+PANEL, QUAD = 32, 4
+#: Numbers of the kernel's activations.
+RELU, SILU, GELU, GELU_TANH = range(4)
+
+
+class KernelError(RuntimeError):
+    """Why there is no kernel on this machine."""
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of int8.c: a packed matrix with its sums, scales and bias."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    ]
+
+
+class PackedLayer:
+    """A layer in the kernel's order, with the memory that it points into."""
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        outputs, inputs = weight.shape
+        rows, columns = -(-outputs // PANEL) * PANEL, -(-inputs // QUAD) * QUAD
+        matrix = torch.zeros(rows, columns, dtype=torch.int8)
+        matrix[:outputs, :inputs] = weight
+        panels = matrix.view(rows // PANEL, PANEL, columns // QUAD, QUAD).transpose(1, 2)
+        # torch aligns memory to the 64 bytes that the kernel loads at a time
+        self.weight = panels.contiguous()
+        self.sums = matrix.sum(1, dtype=torch.int32)
+        self.scales, self.bias = torch.zeros(rows), torch.zeros(rows)
+        self.scales[:outputs] = scales
+        if bias is not None:
+            self.bias[:outputs] = bias
+        pointers = (tensor.data_ptr() for tensor in (self.weight, self.sums, self.scales, self.bias))
+        self.layer = Layer(*pointers, inputs, outputs)
+        self.reference = ctypes.byref(self.layer)
+
+
+class Kernel:
+    """Calls into the compiled library, on as many threads as torch uses."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        layer, pointer, number = ctypes.POINTER(Layer), ctypes.c_void_p, ctypes.c_int64
+        self._linear = library.bertblocks_linear
+        self._linear.argtypes = [layer, pointer, number, pointer, ctypes.c_int]
+        self._mlp = library.bertblocks_mlp
+        self._mlp.argtypes = [layer, layer, ctypes.c_int, ctypes.c_int, pointer, number, pointer, ctypes.c_int]
+
+    def linear(self, x: Tensor, packed: PackedLayer) -> Tensor:
+        """x W^T + bias for fp32 rows."""
+        out = torch.empty(x.shape[0], packed.layer.outputs)
+        if not self._linear(packed.reference, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
+            raise MemoryError(f"No memory for {x.shape[0]} rows as int8.")
+        return out
+
+    def mlp(self, x: Tensor, up: PackedLayer, down: PackedLayer, activation: int, gated: bool) -> Tensor:
+        """The feed-forward network; its hidden units exist for a few rows at a time only."""
+        out = torch.empty(x.shape[0], down.layer.outputs)
+        pointers = (x.data_ptr(), x.shape[0], out.data_ptr())
+        if not self._mlp(up.reference, down.reference, activation, gated, *pointers, torch.get_num_threads()):
+            raise MemoryError(f"No memory for {x.shape[0]} rows as int8.")
+        return out
+
+
+@functools.cache
+def find_kernel() -> Kernel | KernelError:
+    """The kernel, or why there is none."""
+    try:
+        return Kernel(_compiled())
+    except KernelError as error:
+        return error
+    except OSError as error:  # the library cannot be loaded, such as for want of OpenMP
+        return KernelError(str(error))
+
+
+def describe() -> str:
+    """Which int8 kernel this machine runs.
+
+    Example:
+        >>> describe().startswith("int8: ")
+        True
+    """
+    kernel = find_kernel()
+    threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+    if isinstance(kernel, Kernel):
+        return f"int8: C kernel, AVX512-VNNI, {threads}"
+    return f"int8: torch, {threads} (no C kernel: {kernel})"
+
+
+# ---------------------------------------------------------------------- compiling
+
+
+def _compiled() -> Path:
+    """The library, from the cache or made now."""
+    if missing := CPU_FLAGS.keys() - cpu_flags():
+        raise KernelError(f"this CPU has no {', '.join(sorted(missing))}")
+    source = SOURCE.read_bytes()
+    reasons = []
+    for compiler in _compilers():
+        command = [*compiler, "-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values()]
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+        key = hashlib.sha256(b"\0".join([source, version, " ".join(command).encode()])).hexdigest()[:20]
+        folder = _cache_folder()
+        path = folder / f"int8-{key}.so"
+        if path.is_file():
+            return path
+        # under another name first: several processes may do this at once, and none must see half a file
+        handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        done = subprocess.run([*command, str(SOURCE), "-o", scratch, "-lm"], capture_output=True, check=False)
+        if done.returncode == 0:
+            os.replace(scratch, path)
+            return path
+        os.unlink(scratch)
+        reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
+    raise KernelError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
+
+
+def _compilers() -> list[list[str]]:
+    """Commands to try, the one that the environment names first."""
+    named = shlex.split(os.environ.get("CC", ""))
+    return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
+
+
+def _cache_folder() -> Path:
+    """A folder that only this user writes to; one for this process alone where there is none."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(root) / "bertblocks"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        folder = Path("/nonexistent")
+    is_ours = folder.is_dir() and folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK)
+    return folder if is_ours else Path(tempfile.mkdtemp(prefix="bertblocks-"))

@@ -1,0 +1,323 @@
+"""Position encodings: those added to the embeddings, and those that act inside attention."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from bertblocks.core.registry import Registry
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.rotation import rotate
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind", reserved=("none",))
+#: Precisions that RoPE's frequencies may be rounded to.
+FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
+
+
+def register_position(name: str, level: str = "block"):
+    """Decorator that names a `BlockPosition` (level "block") or an `EmbeddingPosition` (level "embedding")."""
+    levels = {"block": BLOCK_POSITIONS, "embedding": EMBEDDING_POSITIONS}
+    if level not in levels:
+        raise ValueError(f"register_position: level is {level!r}; it must be 'block' or 'embedding'.")
+    return levels[level].register(name)
+
+
+# ---------------------------------------------------------------------- embedding level
+
+
+class EmbeddingPosition(nn.Module):
+    """Maps token positions to vectors that are added to the token embeddings."""
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> EmbeddingPosition:
+        raise TypeError(f"{cls.__name__} must define from_config(config)")
+
+    def forward(self, positions: Tensor) -> Tensor:  # [tokens] -> [tokens, embedding]
+        raise TypeError(f"{type(self).__name__} must define forward(positions)")
+
+
+@register_position("learned", level="embedding")
+class LearnedPosition(EmbeddingPosition):
+    """A table of vectors. RoBERTa and NeoBERT count from an offset; the row before it belongs to padding."""
+
+    def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(num_positions, hidden_size, padding_idx=offset - 1 if offset else None)
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> LearnedPosition:
+        return cls(config.max_position_embeddings, config.embedding_size, config.position_offset)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.table(positions)
+
+
+@register_position("sinusoidal", level="embedding")
+class SinusoidalPosition(EmbeddingPosition):
+    """Sines on even units, cosines on odd ones (Vaswani et al., 2017); any length."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> SinusoidalPosition:
+        return cls(config.embedding_size)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        units = torch.arange(0, self.hidden_size, 2, device=positions.device, dtype=torch.float32)
+        angles = positions[:, None].float() * torch.exp(units * (-math.log(10_000.0) / self.hidden_size))
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, : self.hidden_size]
+
+
+# ---------------------------------------------------------------------- block level
+
+
+class BlockPosition(nn.Module):
+    """How attention knows order: by turning queries and keys, by adding a bias that depends on distance, or both."""
+
+    #: ALiBi's slope of every head, which flash-attn takes in place of a bias.
+    slopes: tuple[float, ...] | None = None
+    has_bias = False
+    #: True for a module of the encoder that layers refer to and do not hold themselves.
+    is_shared = False
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> BlockPosition:
+        raise TypeError(f"{cls.__name__} must define from_config(config, is_local)")
+
+    def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """Queries `[tokens, heads, d]` and keys `[tokens, kv_heads, d]`, turned."""
+        return q, k
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """What to add to the scores of keys at `distance` = key - query, as `[heads, *distance.shape]`."""
+        raise TypeError(f"{type(self).__name__} has no bias")
+
+    def bias_key(self) -> Hashable | None:
+        """Equal for layers that may share their bias within a forward pass; None: each computes its own."""
+        return self.slopes
+
+
+@register_position("alibi")
+class ALiBi(BlockPosition):
+    """Scores fall linearly with distance, at a rate of each head's own (Press et al., 2022), symmetric for encoders."""
+
+    has_bias = True
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(num_heads)
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> ALiBi:
+        return cls(config.num_attention_heads)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        slopes = torch.tensor(self.slopes, device=distance.device).view(-1, *(1,) * distance.dim())
+        return -slopes * distance.abs()
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """2^(-8(k+1)/n) for a power of two; otherwise those of the next lower one, then every second of twice that."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (k + 1) / power) for k in range(power)]
+    finer = [2 ** (-8 * (k + 1) / (2 * power)) for k in range(0, 2 * power, 2)]
+    return (*slopes, *finer[: num_heads - power])
+
+
+@register_position("t5")
+class T5Position(BlockPosition):
+    """A learned bias per head and bucket of distance, as in T5 (Raffel et al., 2020) and MPNet."""
+
+    has_bias = True
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_shared: bool = False) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.is_shared = is_shared
+        self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> T5Position:
+        return cls(
+            config.num_attention_heads,
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+            is_shared=config.relative_attention_shared,
+        )
+
+    def bias(self, distance: Tensor) -> Tensor:
+        # all that is further away is in the last bucket of its side
+        reach = self.max_distance
+        near = torch.arange(-reach, reach + 1, device=distance.device)
+        rows = self.table[relative_buckets(near, self.table.shape[0], reach)]  # [distances, heads]
+        return F.embedding(distance.clamp(-reach, reach) + reach, rows).movedim(-1, 0).contiguous()
+
+    def bias_key(self) -> Hashable | None:
+        # under autograd a shared bias would tie the graphs of checkpointed layers together
+        return ("t5", id(self)) if self.is_shared and not torch.is_grad_enabled() else None
+
+    def extra_repr(self) -> str:
+        buckets, heads = self.table.shape
+        return f"buckets={buckets}, heads={heads}, max_distance={self.max_distance}"
+
+
+def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """T5's bucket of every distance key - query, for both directions.
+
+    Half of the buckets are for later keys. Of each half, one half is for one distance each, and the other has
+    logarithmic steps up to `max_distance`.
+
+    Example:
+        >>> relative_buckets(torch.tensor([0, -1, 1, -7, -8, -500, 500]), 32, 128).tolist()
+        [0, 1, 17, 7, 8, 15, 31]
+    """
+    side = num_buckets // 2
+    exact = side // 2
+    size = distance.abs()
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (side - exact)
+    far = (exact + steps.long()).clamp(max=side - 1)
+    return (distance > 0) * side + torch.where(size < exact, size, far)
+
+
+@register_position("rope")
+class RotaryPosition(BlockPosition):
+    """Rotary embedding (Su et al., 2021) with partial, interleaved and scaled forms; tables in fp32, of any length.
+
+    Dynamic scaling depends on the length of each sequence alone, so that a text's result never depends on its batch.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        partial_factor: float = 1.0,
+        interleaved: bool = False,
+        scaling: dict[str, Any] | None = None,
+        max_positions: int = 512,
+        frequency_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.theta = theta
+        self.partial_factor = partial_factor
+        self.rotary_dim = int(head_dim * partial_factor)
+        self.interleaved = interleaved
+        self.scaling = scaling
+        self.max_positions = max_positions
+        scaling_key = json.dumps(scaling, sort_keys=True)
+        self.frequency_dtype = frequency_dtype
+        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions, frequency_dtype, interleaved)
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> RotaryPosition:
+        return cls(
+            config.head_dim,
+            config.local_rope_theta if is_local else config.rope_theta,
+            partial_factor=config.partial_rotary_factor,
+            interleaved=config.rope_interleaved,
+            scaling=config.local_rope_scaling if is_local else config.rope_scaling,
+            max_positions=config.max_position_embeddings,
+            frequency_dtype=FREQUENCY_DTYPES[config.rope_frequency_dtype],
+        )
+
+    def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
+        """Angle per position of every pair, and the factor on the tables, for a sequence of `length`."""
+        if self.scaling is None:
+            exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
+            return (1.0 / (self.theta**exponents)).to(self.frequency_dtype).float(), 1.0
+        parameters = {**self.scaling, "rope_theta": self.theta, "partial_rotary_factor": self.partial_factor}
+        parameters.setdefault("original_max_position_embeddings", self.max_positions)
+        # transformers' own formulas, given just what they read of a config
+        config = SimpleNamespace(
+            rope_parameters=parameters,
+            head_dim=self.head_dim,
+            hidden_size=self.head_dim,
+            num_attention_heads=1,
+            max_position_embeddings=self.max_positions,
+            standardize_rope_params=lambda: None,
+        )
+        return ROPE_INIT_FUNCTIONS[self.scaling["rope_type"]](config, None, seq_len=length)
+
+    def longest_unchanged(self) -> float:
+        """The length up to which frequencies do not depend on a sequence's length."""
+        kind = None if self.scaling is None else self.scaling["rope_type"]
+        if self.scaling is not None and kind == "longrope":
+            return self.scaling.get("original_max_position_embeddings", self.max_positions)
+        return self.max_positions if kind == "dynamic" else math.inf
+
+    def _angles(self, layout: SequenceLayout) -> tuple[Tensor, float]:
+        if layout.max_length <= self.longest_unchanged():
+            inverse, factor = self.frequencies()
+            return layout.positions[:, None].float() * inverse.to(layout.device), factor
+        lengths = layout.length_tensor.tolist()
+        rows = {length: self.frequencies(length) for length in set(lengths)}
+        factor = next(iter(rows.values()))[1]
+        inverse = torch.stack([rows[length][0] for length in lengths]).to(layout.device)  # [sequences, pairs]
+        return layout.positions[:, None].float() * inverse[layout.sequence_ids], factor
+
+    def tables(self, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """Cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`, shared by layers with the same settings."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            angles, factor = self._angles(layout)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            cos = cos.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((cos, cos), dim=-1)
+            return cos[:, None], sin[:, None]
+
+        return layout.memo(self._memo_key, compute)
+
+    def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        cos, sin = self.tables(layout)
+        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.dtype == cos.dtype and not torch.compiler.is_compiling():
+            return rotate(x, cos, sin, self.interleaved)
+        part = upcast(x[..., : self.rotary_dim])
+        if self.interleaved:
+            crossed = torch.stack((-part[..., 1::2] * sin, part[..., 0::2] * sin), dim=-1).flatten(-2)
+        else:
+            a, b = part.chunk(2, dim=-1)
+            crossed = torch.cat((-b * sin, a * sin), dim=-1)
+        turned = (part * cos + crossed).to(x.dtype)
+        return turned if self.rotary_dim == self.head_dim else torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary_dim}, theta={self.theta:g}, interleaved={self.interleaved}, scaling={self.scaling}"
+
+
+def get_embedding_position(config: BertBlocksConfig) -> EmbeddingPosition | None:
+    if config.embd_pos_enc_kind == "none":
+        return None
+    return EMBEDDING_POSITIONS[config.embd_pos_enc_kind].from_config(config)
+
+
+def get_shared_position(config: BertBlocksConfig) -> BlockPosition | None:
+    """The one table that all layers of kind "t5" refer to, if there are such layers and they share it."""
+    kinds = {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)}
+    return T5Position.from_config(config, False) if config.relative_attention_shared and "t5" in kinds else None
+
+
+def get_block_position(config: BertBlocksConfig, is_local: bool, shared: BlockPosition | None = None) -> BlockPosition:
+    """A layer's own position, or the encoder's `shared` one where its kind is shared."""
+    if config.block_pos_enc_kind == "none":
+        return BlockPosition()
+    if config.block_pos_enc_kind == "t5" and shared is not None:
+        return shared
+    return BLOCK_POSITIONS[config.block_pos_enc_kind].from_config(config, is_local)

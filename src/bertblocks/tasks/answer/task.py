@@ -1,0 +1,102 @@
+"""Answers to questions as spans of a passage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertblocks.nn.numerics import upcast
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.features import Feature, FeatureBatch
+from bertblocks.tasks.metrics import answer_f1, answering_scores
+from bertblocks.tasks.settings import AnswerSettings
+from bertblocks.text.alignment import trim
+from bertblocks.text.answer_spans import tokens_of_span
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.squad import Question, read_questions
+from bertblocks.text.tables import DataError
+from bertblocks.text.windows import cut_windows
+
+if TYPE_CHECKING:
+    from bertblocks.tasks.predictor import Predictor
+
+
+class AnswerTask(FineTuneTask):
+    """The span of a passage that answers a question, or none."""
+
+    settings_class = AnswerSettings
+    model_task = "question-answering"
+    default_length = 384
+    metric = "f1"
+
+    def read(self, source: str | Path) -> list[Question]:
+        questions = read_questions(source, self.given_columns("question", "context", "answers", "id"))
+        without = sum(not question.answers for question in questions)
+        note = f"{source}: {len(questions):,} questions"
+        self.notes.append(f"{note}, {without:,} without an answer" if without else note)
+        return questions
+
+    def group(self, example: Question) -> str:
+        return example.context
+
+    def features(self, examples: Sequence[Question], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:
+        """Question and passage in windows that start `stride` tokens apart, with the answer's first and last token.
+
+        In a window without the answer both are the first token, which stands for "no answer".
+        """
+        asked = tokenizer.tokenize([question.question for question in examples])
+        passages = tokenizer.tokenize([question.context for question in examples], offsets=True)
+        features = []
+        for question, query, passage in zip(examples, asked, passages, strict=True):
+            room = max_length - tokenizer.num_special(pair=True) - len(query.ids)
+            if room < 2:
+                raise DataError(
+                    f"{question.place}: the question has {len(query.ids)} tokens, which leaves no room for the "
+                    f"passage within max_length {max_length}."
+                )
+            for window in cut_windows(len(passage.ids), room, max(room - self.settings.stride, 0)):
+                framed = tokenizer.frame(query.ids, passage.ids[window.start : window.stop])
+                span = None
+                if question.answers:
+                    first = question.answers[0]
+                    place = trim(question.context, (first.start, first.end))  # tokens leave out the space around them
+                    span = tokens_of_span(passage.offsets[window.start : window.stop], *place)
+                target = (0, 0) if span is None else (framed.start + span[0], framed.start + span[1])
+                features.append(Feature(framed.ids, framed.types, target))
+        return features
+
+    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
+        return FeatureBatch.of(features, torch.tensor([feature.target for feature in features]), len(features))
+
+    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+        out = model(**batch.inputs)
+        scores = upcast(torch.stack((out.start_logits, out.end_logits), dim=-1))  # [tokens, 2]
+        lengths = batch.cu_seqlens.diff().tolist()
+        padded = nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=float("-inf"))
+        return {"loss": F.cross_entropy(padded, batch.targets, reduction="sum") / 2}
+
+    def evaluate(self, predictor: Predictor, examples: Sequence[Question]) -> Evaluated:
+        has_unanswerable = any(not question.answers for question in examples)
+        said = predictor.answer(
+            [(question.question, question.context) for question in examples],
+            max_answer_tokens=self.settings.max_answer_tokens,
+            no_answer_threshold=self.settings.no_answer_threshold if has_unanswerable else None,
+        )
+        gold = {question.id: [answer.text for answer in question.answers] for question in examples}
+        predicted = {question.id: one.text for question, one in zip(examples, said, strict=True)}
+        f1 = np.array(
+            [max(answer_f1(text, predicted[q.id]) for text in gold[q.id] or [""]) for q in examples], dtype=np.float64
+        )
+        worst = [examples[i] for i in np.argsort(f1, kind="stable")[:WORST] if f1[i] < 1]
+        rows = [[q.question, " | ".join(gold[q.id]), predicted[q.id], q.context] for q in worst]
+        return Evaluated(
+            answering_scores(gold, predicted),
+            lambda i: 100 * float(f1[i].mean()),
+            {"Worst examples": [["question", "gold", "predicted", "passage"], *rows]},
+        )

@@ -1,0 +1,69 @@
+"""Labels or numbers for texts and pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertblocks.inference.job import Job, SegmentBatch, Work, check_text, is_pair, to_numpy
+from bertblocks.inference.splitting import SequenceSplitter
+from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.tasks.results import Classification
+
+
+class ClassificationJob(Job[Classification]):
+    """By the model's `problem_type`; unset, one label means regression. Windows of a long text vote by mean logits."""
+
+    def __init__(
+        self,
+        model: BertBlocksPreTrainedModel,
+        fitter: SequenceSplitter,
+        top_k: int | None = None,
+        threshold: float = 0.5,
+    ) -> None:
+        super().__init__(model, fitter)
+        self.top_k = top_k
+        self.threshold = threshold
+        config = model.config
+        self.labels = [config.id2label[index] for index in range(config.num_labels)]
+        default = "regression" if config.num_labels == 1 else "single_label_classification"
+        self.problem = config.problem_type or default
+
+    def prepare(self, items: Sequence[Any], first: int) -> list[Work]:
+        pairs = [self._check(item, index) for index, item in enumerate(items, start=first)]
+        texts = [text for pair in pairs for text in pair]
+        tokens = iter(self.tokenize(texts, first))
+        works, fitter = [], self.fitter
+        for index, pair in enumerate(pairs, start=first):
+            text = next(tokens)
+            is_single = len(pair) == 1
+            works.append(Work(fitter.fit(text, index) if is_single else fitter.fit_pair(text, next(tokens), index)))
+        return works
+
+    def _check(self, item: Any, index: int) -> tuple[str, ...]:
+        if is_pair(item):
+            return check_text(item[0], f"Text {index}, first"), check_text(item[1], f"Text {index}, second")
+        return (check_text(item, f"Text {index}"),)
+
+    def run(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
+        return list(to_numpy(self.model(**batch.inputs).logits))
+
+    def read(self, work: Work) -> Classification:
+        logits = np.stack(work.outputs).mean(axis=0, dtype=np.float64)
+        if self.problem == "regression":
+            return Classification([], dict(zip(self.labels, logits.tolist(), strict=True)), is_regression=True)
+        is_single = self.problem == "single_label_classification"
+        scores = softmax(logits) if is_single else 1 / (1 + np.exp(-logits))
+        ranked = np.argsort(-scores, kind="stable")[: self.top_k].tolist()
+        chosen = ranked[:1] if is_single else [index for index in ranked if scores[index] >= self.threshold]
+        return Classification(
+            [self.labels[index] for index in chosen], {self.labels[index]: float(scores[index]) for index in ranked}
+        )
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last dimension."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)

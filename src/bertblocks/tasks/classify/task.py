@@ -1,0 +1,221 @@
+"""Labels and scores for texts and pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertblocks.nn.numerics import upcast
+from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.features import Feature, FeatureBatch
+from bertblocks.tasks.labels import Labels, find_labels, labels_of_config
+from bertblocks.tasks.metrics import classification_scores, multi_label_scores, regression_scores
+from bertblocks.tasks.settings import ClassifySettings
+from bertblocks.text.columns import choose_columns, write_columns
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.tables import DataError, Records, read_records
+from bertblocks.text.windows import cut_pair
+
+if TYPE_CHECKING:
+    from bertblocks.tasks.predictor import Predictor
+    from bertblocks.tasks.results import Classification
+
+
+@dataclass(frozen=True)
+class TextExample:
+    text: str
+    pair: str | None
+    #: A class, a number, or a 0 or 1 for each label.
+    target: int | float | list[float]
+    place: str
+
+
+class ClassifyTask(FineTuneTask):
+    """One label, several, or a number for each text or pair; the kind is found from the labels unless said."""
+
+    settings_class = ClassifySettings
+    model_task = "sequence-classification"
+
+    def __init__(self, settings: ClassifySettings) -> None:
+        super().__init__(settings)
+        self.labels: Labels | None = None
+        self.class_weights: Tensor | None = None
+
+    @property
+    def metric(self) -> str:
+        problem = self._known_labels.problem
+        return {"regression": "spearman", "multi_label_classification": "f1_micro"}.get(problem, "accuracy")
+
+    @property
+    def _known_labels(self) -> Labels:
+        assert self.labels is not None, "labels are known once a file is read or a model adopted"
+        return self.labels
+
+    def adopt(self, config: Any) -> None:
+        self.labels = labels_of_config(config.id2label, config.problem_type, self.settings.separator)
+
+    def read(self, source: str | Path) -> list[TextExample]:
+        settings = self.settings
+        given = self.given_columns("text", "text_pair", "label")
+        records = read_records(source, settings.header, given.values())
+        columns = choose_columns(records, ["text", "label"], ["text_pair"], given)
+        is_main = self.labels is None
+        if self.labels is None:
+            self.labels = find_labels(records, columns["label"], settings.problem, settings.separator)
+        kind = f"{self.labels.size} labels" if self.labels.names else "a number"
+        self.notes.append(f"{source}: {len(records):,} rows, {write_columns(columns, records)}, {kind}")
+        examples = read_examples(records, columns, self.labels)
+        if is_main and settings.class_weights == "balanced":
+            self.class_weights = balanced_weights(examples, self.labels)
+        return examples
+
+    def config_changes(self) -> dict[str, Any]:
+        labels = self._known_labels
+        names = labels.names or ["score"]
+        return {
+            "problem_type": labels.problem,
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+
+    def features(self, examples: Sequence[TextExample], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:
+        """One sequence for each example; longer ones are cut."""
+        first = tokenizer.tokenize([example.text for example in examples])
+        second = tokenizer.tokenize([example.pair or "" for example in examples])
+        features, cut = [], 0
+        for example, left, right in zip(examples, first, second, strict=True):
+            has_pair = example.pair is not None
+            room = max_length - tokenizer.num_special(has_pair)
+            head, tail = cut_pair(left.ids, right.ids if has_pair else [], room)
+            cut += len(head) + len(tail) < len(left.ids) + (len(right.ids) if has_pair else 0)
+            framed = tokenizer.frame(head, tail if has_pair else None)
+            features.append(Feature(framed.ids, framed.types, example.target))
+        if cut:
+            self.notes.append(f"{cut:,} texts are cut to {max_length} tokens; max_length may be raised")
+        return features
+
+    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
+        is_class = self._known_labels.problem == "single_label_classification"
+        targets = torch.tensor([f.target for f in features], dtype=torch.long if is_class else torch.float32)
+        return FeatureBatch.of(features, targets, targets.numel())
+
+    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+        logits = upcast(model(**batch.inputs).logits)
+        problem = self._known_labels.problem
+        weight = None if self.class_weights is None else self.class_weights.to(logits)
+        if problem == "single_label_classification":
+            loss = F.cross_entropy(logits, batch.targets, weight=weight, reduction="sum")
+        elif problem == "regression":
+            loss = F.mse_loss(logits.squeeze(-1), batch.targets, reduction="sum")
+        else:
+            loss = F.binary_cross_entropy_with_logits(logits, batch.targets, pos_weight=weight, reduction="sum")
+        return {"loss": loss}
+
+    def evaluate(self, predictor: Predictor, examples: Sequence[TextExample]) -> Evaluated:
+        texts = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
+        said = predictor.classify(texts)
+        labels = self._known_labels
+        if labels.problem == "single_label_classification":
+            return _score_classes(examples, said, labels.names)
+        targets = np.array([example.target for example in examples])
+        if labels.problem == "regression":
+            numbers = np.array([next(iter(one.scores.values())) for one in said])
+            worst = np.argsort(-np.abs(numbers - targets))[:WORST]
+            rows = [[f"{targets[i]:g}", f"{numbers[i]:.3f}", _write(examples[i])] for i in worst]
+            tables = {"Worst examples": [["gold", "predicted", "text"], *rows]}
+            scores = regression_scores(targets, numbers)
+            return Evaluated(scores, lambda i: regression_scores(targets[i], numbers[i])[self.metric], tables)
+        chosen = np.array([[name in one.labels for name in labels.names] for one in said])
+        return Evaluated(
+            multi_label_scores(targets, chosen),
+            lambda i: multi_label_scores(targets[i], chosen[i])[self.metric],
+            _label_tables(examples, targets.astype(bool), chosen, labels.names),
+        )
+
+
+def read_examples(records: Records, columns: Mapping[str, str], labels: Labels) -> list[TextExample]:
+    examples = []
+    for index, row in enumerate(records.rows):
+        place = records.place(index)
+        texts = [row[columns[role]] for role in ("text", "text_pair") if role in columns]
+        for text in texts:
+            if not isinstance(text, str):
+                raise DataError(f"{place}: the text is {text!r}; it must be a string.")
+        target = labels.encode(row[columns["label"]], place)
+        examples.append(TextExample(texts[0], texts[1] if len(texts) > 1 else None, target, place))
+    return examples
+
+
+def balanced_weights(examples: Sequence[TextExample], labels: Labels) -> Tensor:
+    """Weights that make every class count alike; of several labels, those that make 0 and 1 of each count alike."""
+    if labels.problem == "regression":
+        raise DataError("class_weights is 'balanced', and the labels are numbers: they have no classes.")
+    if labels.problem == "single_label_classification":
+        counts = torch.bincount(torch.tensor([e.target for e in examples]), minlength=labels.size).clamp(min=1)
+        return len(examples) / (labels.size * counts)
+    ones = torch.tensor([e.target for e in examples]).sum(dim=0).clamp(min=1)
+    return (len(examples) - ones).clamp(min=1) / ones
+
+
+def _score_classes(examples: Sequence[TextExample], said: Sequence[Classification], names: list[str]) -> Evaluated:
+    from sklearn import metrics
+
+    index = {name: number for number, name in enumerate(names)}
+    gold = [int(example.target) for example in examples]  # type: ignore[arg-type]
+    predicted = [index[one.labels[0]] for one in said]
+    everything = list(range(len(names)))
+    confusion = metrics.confusion_matrix(gold, predicted, labels=everything)
+    parts = metrics.precision_recall_fscore_support(gold, predicted, labels=everything, zero_division=0)
+    surest = sorted(
+        (i for i in range(len(gold)) if gold[i] != predicted[i]), key=lambda i: -said[i].scores[names[predicted[i]]]
+    )
+    worst = [
+        [names[gold[i]], names[predicted[i]], f"{said[i].scores[names[predicted[i]]]:.3f}", _write(examples[i])]
+        for i in surest[:WORST]
+    ]
+    right = np.array(gold) == np.array(predicted)
+    return Evaluated(
+        classification_scores(gold, predicted, len(names)),
+        resample=lambda i: float(right[i].mean()),
+        tables={
+            "Labels": _by_label(names, parts),
+            "Worst examples": [["gold", "predicted", "probability", "text"], *worst],
+        },
+        confusion=(confusion.tolist(), names),
+    )
+
+
+def _by_label(names: list[str], parts: Sequence[np.ndarray]) -> list[list[Any]]:
+    """A table of precision, recall, F1 and count, as scikit-learn gives them."""
+    rows = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
+    return [["label", "precision", "recall", "F1", "examples"], *rows]
+
+
+def _label_tables(
+    examples: Sequence[TextExample], gold: np.ndarray, said: np.ndarray, names: list[str]
+) -> dict[str, list[list[Any]]]:
+    """Scores by label where a text may have several, and the texts with the most labels wrong."""
+    from sklearn import metrics
+
+    parts = metrics.precision_recall_fscore_support(gold, said, average=None, zero_division=0)
+    wrong = (gold != said).sum(axis=1)
+    worst = [
+        [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, said)), text]
+        for i in np.argsort(-wrong, kind="stable")[:WORST]
+        if wrong[i] and (text := _write(examples[i]))
+    ]
+    return {
+        "Labels": _by_label(names, parts),
+        "Worst examples": [["gold", "predicted", "text"], *worst],
+    }
+
+
+def _write(example: TextExample) -> str:
+    return example.text if example.pair is None else f"{example.text} | {example.pair}"

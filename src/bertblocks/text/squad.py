@@ -1,0 +1,120 @@
+"""Questions about passages: SQuAD's json, versions 1 and 2, and flat records of the same fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertblocks.text.columns import choose_columns
+from bertblocks.text.tables import DataError, Records, read_json, read_records
+
+
+@dataclass(frozen=True)
+class GoldAnswer:
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    question: str
+    context: str
+    #: Empty for a question that the passage does not answer.
+    answers: list[GoldAnswer]
+    place: str
+
+
+def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -> list[Question]:
+    """Questions of a SQuAD json file, or of a table with the columns question, context and answers.
+
+    Answers of a table are SQuAD's `{"text": [...], "answer_start": [...]}` or a list of `{"text", "answer_start"}`.
+    Every answer must stand at its offset.
+    """
+    questions = read_squad(source)
+    if questions is None:
+        records = read_records(source)
+        columns = choose_columns(records, ["question", "context", "answers"], ["id"], given or {})
+        questions = _checked([_read_row(records, index, columns) for index in range(len(records))], source)
+    return questions
+
+
+def read_squad(source: str | Path) -> list[Question] | None:
+    """The questions of SQuAD's own json, articles with paragraphs; None for any other file."""
+    path = Path(source)
+    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    articles = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(articles, list) or not all(isinstance(a, dict) and "paragraphs" in a for a in articles):
+        return None
+    numbered = enumerate(articles, start=1)
+    return _checked([one for number, article in numbered for one in _read_article(path, number, article)], source)
+
+
+def _checked(questions: list[Question], source: str | Path) -> list[Question]:
+    if not questions:
+        raise DataError(f"{source}: the file has no questions.")
+    seen: set[str] = set()
+    for question in questions:
+        _check(question)
+        if question.id in seen:
+            raise DataError(f"{question.place}: the id {question.id!r} is given twice.")
+        seen.add(question.id)
+    return questions
+
+
+def _read_article(path: Path, number: int, article: dict[str, Any]) -> list[Question]:
+    questions = []
+    for position, paragraph in enumerate(article["paragraphs"], start=1):
+        for entry in paragraph.get("qas", []):
+            place = f"{path} article {number} paragraph {position} question {entry.get('id')!r}"
+            for key, holder in (("id", entry), ("question", entry), ("context", paragraph)):
+                if not isinstance(holder.get(key), str):
+                    raise DataError(f"{place}: {key!r} is {holder.get(key)!r}; it must be a text.")
+            answers = [] if entry.get("is_impossible") else entry.get("answers", [])
+            questions.append(
+                Question(entry["id"], entry["question"], paragraph["context"], _read_answers(answers, place), place)
+            )
+    return questions
+
+
+def _read_row(records: Records, index: int, columns: Mapping[str, str]) -> Question:
+    row, place = records.rows[index], records.place(index)
+    for role in ("question", "context"):
+        if not isinstance(row[columns[role]], str):
+            raise DataError(f"{place}: {columns[role]!r} is {row[columns[role]]!r}; it must be a text.")
+    identity = str(row[columns["id"]]) if "id" in columns else str(records.numbers[index])
+    answers = _read_answers(row[columns["answers"]] or [], place)
+    return Question(identity, row[columns["question"]], row[columns["context"]], answers, place)
+
+
+def _read_answers(answers: Any, place: str) -> list[GoldAnswer]:
+    if isinstance(answers, dict) and isinstance(answers.get("text"), list):
+        texts, starts = answers["text"], answers.get("answer_start") or []
+        if len(texts) != len(starts):
+            raise DataError(f"{place}: there are {len(texts)} answers and {len(starts)} answer_start; each needs one.")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    elif isinstance(answers, dict):
+        answers = [answers]
+    if not isinstance(answers, list):
+        raise DataError(f"{place}: the answers are {answers!r}; they must be a list of texts with answer_start.")
+    for answer in answers:
+        right = isinstance(answer, dict) and isinstance(answer.get("text"), str)
+        if not right or not isinstance(answer.get("answer_start"), int):
+            raise DataError(f"{place}: the answer {answer!r} must have a text and a whole number answer_start.")
+    return [GoldAnswer(answer["text"], answer["answer_start"]) for answer in answers]
+
+
+def _check(question: Question) -> None:
+    for answer in question.answers:
+        found = question.context[answer.start : answer.end]
+        if answer.start < 0 or found != answer.text:
+            raise DataError(
+                f"{question.place}: the answer {answer.text!r} does not stand at answer_start {answer.start}, where "
+                f"the context has {found!r}."
+            )

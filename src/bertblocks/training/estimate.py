@@ -1,0 +1,210 @@
+"""A run on paper: parameters, FLOPs, memory per device, speed and hours, from the recipe alone.
+
+Nothing is measured. FLOPs are those of matrix products (`bertblocks.analysis`), three times the forward pass, or four
+with gradient checkpointing; the masked-LM head counts for the tokens that reach it, the last layer for all, and each
+row is taken to be one text, so shorter texts cost less. Memory is weights, gradients and optimizer state in fp32 and
+what the forward pass of one micro-batch keeps, half as large in bf16; what kernels and the allocator need beside that
+is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bertblocks.analysis import build, count_flops, training_bytes
+from bertblocks.analysis.flops import HEAD
+from bertblocks.analysis.memory import LABELLED_SHARE
+from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.config import BertBlocksConfig
+from bertblocks.core.registry import nearest
+from bertblocks.core.storage import read_json
+from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, task_name
+from bertblocks.training.recipe import Recipe
+from bertblocks.training.sections import ChangingRate, Muon
+from bertblocks.training.training_plan import PhasePlan, TrainingPlan
+
+#: ModernBERT-base's first phase as published: its tokens, their length, hours, and H100s.
+PUBLISHED_TOKENS, PUBLISHED_LENGTH, PUBLISHED_HOURS, PUBLISHED_COUNT = 1.7e12, 1024, 194, 8
+#: The share of an H100's peak that this comes to, rounded.
+DEFAULT_UTILIZATION = 0.25
+#: Masked diffusion hides half of the tokens on average.
+DIFFUSION_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Peak FLOP/s of dense bf16 matrix products (fp16 for the V100), and bytes of memory, by data sheets."""
+
+    flops: float
+    memory: float
+
+
+GPUS = {
+    "v100": Gpu(125e12, 32e9),
+    "a100": Gpu(312e12, 80e9),
+    "l40s": Gpu(362e12, 48e9),
+    "rtx4090": Gpu(165e12, 24e9),
+    "h100": Gpu(989e12, 80e9),
+    "h200": Gpu(989e12, 141e9),
+    "b200": Gpu(2250e12, 192e9),
+    "mi300x": Gpu(1307e12, 192e9),
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """What one phase takes."""
+
+    name: str
+    length: int
+    steps: int
+    tokens: int
+    flops_per_token: float
+    tokens_per_second: float
+    hours: float
+    #: Texts of full length that a device takes at once.
+    micro_batch: int
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe on so many devices of a kind."""
+
+    recipe: str
+    gpu: str
+    count: int
+    utilization: float
+    parameters: int
+    flops: float
+    hours: float
+    phases: list[PhaseCost]
+
+    @property
+    def memory(self) -> float:
+        """The most that a device needs in any phase."""
+        return max(phase.memory.total for phase in self.phases)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= GPUS[self.gpu].memory
+
+
+def make_plan(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT_UTILIZATION) -> Plan:
+    """What a recipe takes on `count` devices that do `utilization` of their peak.
+
+    Example:
+        >>> from bertblocks.training.recipe import read_recipe
+        >>> plan = make_plan(read_recipe("modernbert-base"), "h100", 8)
+        >>> plan.parameters, plan.fits
+        (149655232, True)
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"--gpu is {gpu!r}; it must be one of {', '.join(GPUS)}{nearest(gpu, GPUS)}.")
+    if count < 1:
+        raise ValueError(f"--count is {count}; it must be at least 1.")
+    if not 0 < utilization <= 1:
+        raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
+    model = build(planned_config(recipe), task_name(recipe))
+    speed = count * GPUS[gpu].flops * utilization
+    phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]
+    return Plan(
+        recipe=recipe.name,
+        gpu=gpu,
+        count=count,
+        utilization=utilization,
+        parameters=model.num_parameters(),
+        flops=sum(phase.flops_per_token * phase.tokens for phase in phases),
+        hours=sum(phase.hours for phase in phases),
+        phases=phases,
+    )
+
+
+def planned_config(recipe: Recipe) -> BertBlocksConfig:
+    """The config of a recipe's model without its tokenizer, which may not be there yet."""
+    if recipe.model.checkpoint:
+        return read_config(read_json(find_checkpoint(recipe.model.checkpoint) / "config.json"))
+    options = dict(recipe.model.config)
+    if recipe.tokenizer.load is None:
+        places = {name: place for place, name in enumerate(dict.fromkeys(TOKEN_KEYS.values()))}
+        tokens = {key: places[name] for key, name in TOKEN_KEYS.items()}
+        options = {"vocab_size": recipe.tokenizer.vocab_size, **tokens, **options}
+    return BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET, **options)
+
+
+def flops_per_token(model: BertBlocksPreTrainedModel, length: int, labelled: float, passes: int = 3) -> float:
+    """Of training: `passes` times the forward pass, in which the share `labelled` of tokens reaches the head."""
+    forward = count_flops(model, length)
+    return passes * (forward["total"] - (1 - labelled) * forward[HEAD]) / length
+
+
+def implied_utilization(
+    model: BertBlocksPreTrainedModel, length: int, tokens: float, hours: float, flops: float
+) -> float:
+    """The share of `flops` per second that training on so many tokens in so many hours comes to."""
+    return flops_per_token(model, length, LABELLED_SHARE) * tokens / (hours * 3600 * flops)
+
+
+def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, count: int, speed: float) -> PhaseCost:
+    rows = phase.batches.rows
+    if rows < count:
+        raise ValueError(f"{phase.name} has batches of {rows} rows; {count} devices need at least one row each.")
+    micro_batch = -(-rows // count)
+    if recipe.run.micro_batch_tokens is not None:
+        micro_batch = min(micro_batch, max(recipe.run.micro_batch_tokens // phase.length, 1))
+    passes = 4 if recipe.run.gradient_checkpointing else 3
+    per_token = flops_per_token(model, phase.length, _labelled_share(phase), passes)
+    return PhaseCost(
+        name=phase.name,
+        length=phase.length,
+        steps=phase.batches.steps,
+        tokens=phase.batches.total,
+        flops_per_token=per_token,
+        tokens_per_second=speed / per_token,
+        hours=phase.batches.total * per_token / speed / 3600,
+        micro_batch=micro_batch,
+        memory=_memory(recipe, model, phase.length, micro_batch, count),
+    )
+
+
+def _labelled_share(phase: PhasePlan) -> float:
+    rate = phase.mask_rate
+    if isinstance(rate, ChangingRate):
+        return (rate.start + rate.end) / 2
+    return DIFFUSION_SHARE if rate is None else rate
+
+
+def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro_batch: int, count: int) -> Memory:
+    parameters = model.num_parameters()
+    shards = count if recipe.run.parallel == "fsdp" else 1
+    matrices = sum(one.numel() for one in model.base_model.encoder.parameters() if one.dim() == 2)
+    # two moments of every parameter, of which Muon has one for the matrices inside layers
+    moments = 2 * parameters - (matrices if isinstance(recipe.optimizer, Muon) else 0)
+    mean = parameters if recipe.run.ema else 0
+    kept = training_bytes(model, length)
+    if recipe.run.gradient_checkpointing:
+        layers = model.config.num_hidden_layers
+        kept = 4 * length * model.config.hidden_size * layers + kept // layers
+    in_fp32 = recipe.run.precision == "fp32"
+    return Memory(
+        weights=4 * (parameters + mean) / shards,
+        gradients=4 * parameters / shards,
+        optimizer=4 * moments / shards,
+        activations=micro_batch * kept * (1.0 if in_fp32 else 0.5),
+    )

@@ -1,0 +1,186 @@
+"""What every step of a run is: its phase, its batch, its learning rate; known before the run starts."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from bertblocks.core.settings import RecipeError
+from bertblocks.training.amounts import Amount
+from bertblocks.training.recipe import Recipe
+from bertblocks.training.schedules import ScheduleSection, counts_tokens, factor
+from bertblocks.training.sections import BatchWarmup, ChangingRate, MaskedLM
+
+FIRST_LENGTH, FIRST_BATCH_TOKENS = 128, 4096
+
+
+class Batches:
+    """The rows of each step of a phase, which may grow at its start."""
+
+    def __init__(self, length: int, rows: int, duration: Amount, warmup: BatchWarmup | None) -> None:
+        self.length, self.rows = length, rows
+        self._growing = [] if warmup is None else _grow(length, rows, duration, warmup)
+        self._before = list(accumulate((rows * length for rows in self._growing), initial=0))
+        self.steps = int(duration.value) if duration.unit == "steps" else self.step_at(duration.value)
+        self.total = self.tokens(self.steps)
+
+    def rows_at(self, step: int) -> int:
+        return self._growing[step] if step < len(self._growing) else self.rows
+
+    def tokens(self, step: int) -> int:
+        """Tokens of all steps before this one."""
+        rest = step - len(self._growing)
+        return self._before[step] if rest <= 0 else self._before[-1] + rest * self.rows * self.length
+
+    def step_at(self, tokens: float) -> int:
+        """The first step that starts with at least so many tokens done."""
+        if tokens <= self._before[-1]:
+            return bisect.bisect_left(self._before, tokens)
+        size = self.rows * self.length
+        return len(self._growing) + -(-int(tokens - self._before[-1]) // size)
+
+
+def _grow(length: int, rows: int, duration: Amount, warmup: BatchWarmup) -> list[int]:
+    """Rows of each step until the batch has its full size."""
+    over = warmup.over
+    if over.unit == "%":
+        over = replace(duration, value=duration.value * over.value / 100)
+    first = max(warmup.start // length, 1)
+    growing: list[int] = []
+    done = 0
+    while (position := len(growing) if over.unit == "steps" else done) < over.value:
+        growing.append(first + int((rows - first) * position / over.value))
+        done += growing[-1] * length
+    return growing
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase with all that it takes over from those before it."""
+
+    index: int
+    name: str
+    batches: Batches
+    length: int
+    mask_rate: float | ChangingRate | None
+    rope_theta: float | None
+    mixture: dict[str, float]
+    peak: float
+    schedule: ScheduleSection | None
+    first_step: int
+    first_token: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the run."""
+
+    phase: PhasePlan
+    step_in_phase: int
+    rows: int
+    #: All tokens before this step.
+    tokens: int
+    learning_rate: float
+
+    @property
+    def progress(self) -> float:
+        """The share of the phase that is done."""
+        return self.step_in_phase / self.phase.batches.steps
+
+
+class TrainingPlan:
+    """All steps of a recipe.
+
+    Example:
+        >>> table = TrainingPlan(Recipe())
+        >>> table.at(0).rows * table.at(0).phase.length
+        2048
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.phases = _resolve(recipe)
+        last = self.phases[-1]
+        self.total_steps = last.first_step + last.batches.steps
+        self.total_tokens = last.first_token + last.batches.total
+        self._starts = [phase.first_step for phase in self.phases]
+        # the recipe's own schedule spans the phases that have none
+        self._shared = [phase for phase in self.phases if phase.schedule is None]
+
+    def at(self, step: int) -> Step:
+        phase = self.phases[bisect.bisect_right(self._starts, step) - 1]
+        inside = step - phase.first_step
+        batches = phase.batches
+        return Step(
+            phase=phase,
+            step_in_phase=inside,
+            rows=batches.rows_at(inside),
+            tokens=phase.first_token + batches.tokens(inside),
+            learning_rate=phase.peak * self._factor(phase, inside),
+        )
+
+    def _factor(self, phase: PhasePlan, inside: int) -> float:
+        spanned = [phase] if phase.schedule is not None else self._shared
+        schedule = phase.schedule or self.recipe.schedule
+        in_tokens = counts_tokens(schedule)
+        earlier = [other for other in spanned if other.index < phase.index]
+
+        def clock(step: int) -> int:
+            before = sum(other.batches.total if in_tokens else other.batches.steps for other in earlier)
+            return before + (phase.batches.tokens(step) if in_tokens else step)
+
+        total = sum(other.batches.total if in_tokens else other.batches.steps for other in spanned)
+
+        def measure(amount: Amount) -> float:
+            if amount.unit == "%":
+                return total * amount.value / 100
+            if in_tokens and amount.unit == "steps":
+                return _tokens_after(spanned, int(amount.value))
+            return amount.value
+
+        return factor(schedule, clock(inside), clock(inside + 1), total, measure)
+
+
+def _tokens_after(phases: list[PhasePlan], steps: int) -> int:
+    done = 0
+    for phase in phases:
+        here = min(steps, phase.batches.steps)
+        done += phase.batches.tokens(here)
+        steps -= here
+    return done
+
+
+def _resolve(recipe: Recipe) -> list[PhasePlan]:
+    plans: list[PhasePlan] = []
+    length, batch_tokens, peak = FIRST_LENGTH, FIRST_BATCH_TOKENS, recipe.optimizer.lr
+    mask_rate = recipe.objective.rate if isinstance(recipe.objective, MaskedLM) else None
+    mixture = {source.name: source.weight for source in recipe.corpus.sources}
+    theta = None
+    step = token = 0
+    for index, phase in enumerate(recipe.phases):
+        length, batch_tokens = phase.length or length, phase.batch_tokens or batch_tokens
+        peak, theta = phase.lr or peak, phase.rope_theta or theta
+        mask_rate, mixture = phase.mask_rate or mask_rate, phase.mixture or mixture
+        if batch_tokens < length:
+            raise RecipeError(
+                f"phases.{index}: batch_tokens is {batch_tokens}, less than one row of length {length}; raise it."
+            )
+        batches = Batches(length, batch_tokens // length, phase.duration, phase.batch_warmup)
+        plans.append(
+            PhasePlan(
+                index=index,
+                name=phase.name or f"phase {index + 1}",
+                batches=batches,
+                length=length,
+                mask_rate=mask_rate,
+                rope_theta=theta,
+                mixture=mixture,
+                peak=peak,
+                schedule=phase.schedule,
+                first_step=step,
+                first_token=token,
+            )
+        )
+        step, token = step + batches.steps, token + batches.total
+    return plans

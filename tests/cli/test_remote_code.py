@@ -1,0 +1,98 @@
+"""A checkpoint folder that brings Python code: no command and no function runs it, whatever stdin says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertblocks
+from bertblocks.text.tokenizers import load_tokenizer
+from tests.small_tokenizers import wrap
+from tests.tasks.test_predictor import labelled, make_bert
+
+EVIL = """
+from pathlib import Path
+Path({witness!r}).write_text("ran")
+from transformers import PreTrainedTokenizerFast
+class Evil(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def evil(tmp_path) -> tuple[Path, Path]:
+    """A folder of our own format whose tokenizer is a class in its own file; and what the class would write."""
+    folder, witness = tmp_path / "evil", tmp_path / "witness"
+    make_bert("BertForSequenceClassification", **labelled("a", "b")).save_pretrained(tmp_path / "bert")
+    bertblocks.convert(tmp_path / "bert", folder)
+    wrap("wordpiece").save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    values["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    values["tokenizer_class"] = "Evil"
+    path.write_text(json.dumps(values))
+    (folder / "evil.py").write_text(EVIL.format(witness=str(witness)))
+    return folder, witness
+
+
+COMMANDS = {
+    "embed": ["embed", "EVIL", "-"],
+    "classify": ["classify", "EVIL", "-"],
+    "quantize": ["quantize", "EVIL", "OUT"],
+    "convert": ["convert", "EVIL", "OUT", "--to", "native"],
+    "finetune": ["finetune", "classify", "--model", "EVIL", "--train", "TRAIN", "--output", "OUT"],
+    "evaluate": ["evaluate", "EVIL", "--data", "TRAIN", "--task", "classify"],
+    "prepare": ["data", "prepare", "OUT", "TRAIN", "--tokenizer", "EVIL"],
+    "pretrain": ["pretrain", "tokenizer.load=EVIL", "run.folder=OUT"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_code_of_a_checkpoint(evil, tmp_path, command):
+    folder, witness = evil
+    train = tmp_path / "train.csv"
+    train.write_text("text,label\n" + "plain words,a\ntwo here,b\n" * 10)
+    names = {"EVIL": str(folder), "OUT": str(tmp_path / "out"), "TRAIN": str(train)}
+    words = COMMANDS[command]
+    for name, path in names.items():
+        words = [word.replace(name, path) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "bertblocks", *words],
+        input="y\ny\nyes\n" * 5,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not witness.exists()
+    assert "Traceback" not in done.stderr
+    if command != "convert":  # which copies the tokenizer's files, without the code, and opens none of them
+        assert done.returncode == 1
+        assert "BertBlocks never runs" in done.stderr
+
+
+def test_no_function_runs_code_of_a_checkpoint(evil):
+    folder, witness = evil
+    for load in (bertblocks.load, bertblocks.Predictor, load_tokenizer):
+        with pytest.raises(ValueError, match="needs Python code from the checkpoint, which BertBlocks never runs"):
+            load(str(folder))
+    assert not witness.exists()
+
+
+def test_flax_runs_no_code_of_a_checkpoint(evil):
+    pytest.importorskip("flax")
+    from bertblocks import flax
+
+    folder, witness = evil
+    with pytest.raises(ValueError, match="BertBlocks never runs"):
+        flax.load(str(folder))
+    assert not witness.exists()
+
+
+def test_there_is_one_place_that_opens_tokenizers():
+    root = Path(bertblocks.__file__).parent
+    users = [path for path in root.rglob("*.py") if "AutoTokenizer.from_pretrained" in path.read_text()]
+    assert [path.relative_to(root).as_posix() for path in users] == ["text/tokenizers.py"]

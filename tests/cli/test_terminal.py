@@ -1,0 +1,116 @@
+"""Commands with a terminal on stderr: what they write to stdout reaches its file or pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.cli.test_predict import KINDS
+from tests.small_tokenizers import wrap
+from tests.tasks.test_predictor import make_bert
+
+TEXTS = ["plain words", "two here", "leading words are here"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    root, found = tmp_path_factory.mktemp("models"), {}
+    for command, (kind, options) in KINDS.items():
+        folder = root / command
+        make_bert(kind, **options).save_pretrained(folder)
+        wrap("wordpiece").save_pretrained(folder)
+        found[command] = str(folder)
+    (root / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    (root / "masks.txt").write_text("".join(f"{text} [MASK]\n" for text in TEXTS))
+    questions = [{"question": "two", "context": text} for text in TEXTS]
+    (root / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    return found | {"root": str(root)}
+
+
+def on_terminal(command: str) -> tuple[int, str]:
+    """Runs a shell command whose stderr is a terminal; its exit code and what the terminal shows."""
+    parent, child = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                data = os.read(parent, 65536)
+            except OSError:  # the last writer has closed the terminal
+                return
+            if not data:
+                return
+            shown.append(data)
+
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(
+        ["bash", "-o", "pipefail", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=child,
+        stderr=child,
+        env=environment,
+    )
+    os.close(child)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    code = process.wait(timeout=120)
+    reader.join(timeout=10)
+    os.close(parent)
+    return code, b"".join(shown).decode()
+
+
+def call(folders: dict[str, str], command: str, *options: str) -> str:
+    file = {"answer": "questions.jsonl", "fill-mask": "masks.txt"}.get(command, "texts.txt")
+    words = [sys.executable, "-m", "bertblocks", command, folders[command], "--file", f"{folders['root']}/{file}"]
+    return shlex.join([*words, *options])
+
+
+@pytest.mark.parametrize("command", KINDS)
+def test_json_reaches_the_file_and_the_pipe(folders, tmp_path, command):
+    file = tmp_path / "out.jsonl"
+    code, shown = on_terminal(f"{call(folders, command, '--json')} | tee {tmp_path / 'piped'} > {file}")
+    assert code == 0, shown
+    assert len([json.loads(line) for line in file.read_text().splitlines()]) == len(TEXTS)
+    assert (tmp_path / "piped").read_text() == file.read_text()
+    assert "{" not in shown
+    assert "3 texts" in shown
+
+
+def test_a_redirected_table_has_every_row(folders, tmp_path):
+    code, shown = on_terminal(f"{call(folders, 'classify')} > {tmp_path / 'table'}")
+    assert code == 0, shown
+    assert len((tmp_path / "table").read_text().splitlines()) == 1 + len(TEXTS)
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(folders):
+    _, shown = on_terminal(f"{call(folders, 'classify', '--json')} | head -c 1 > /dev/null")
+    assert "Broken pipe" not in shown
+    assert "Traceback" not in shown
+
+
+def test_a_closed_stdout_is_an_error(folders):
+    code, shown = on_terminal(f"{call(folders, 'classify', '--json')} >&-")
+    assert code == 1
+    assert "Traceback" not in shown
+    assert "bertblocks: standard output is closed" in " ".join(shown.split())
+
+
+def test_convert_and_prepare_print_below_their_bars(folders, tmp_path):
+    python = shlex.quote(sys.executable)
+    done = tmp_path / "convert.json"
+    code, shown = on_terminal(f"{python} -m bertblocks convert {folders['embed']} {tmp_path / 'ours'} --json > {done}")
+    assert code == 0, shown
+    assert json.loads(done.read_text())["target_family"] == "bertblocks"
+    done = tmp_path / "prepare.json"
+    texts = f"{folders['root']}/texts.txt"
+    prepare = f"{python} -m bertblocks data prepare {tmp_path / 'tokens'} {texts} --tokenizer {folders['embed']}"
+    code, shown = on_terminal(f"{prepare} --one-per line --json > {done}")
+    assert code == 0, shown
+    assert json.loads(done.read_text())["documents"] == len(TEXTS)

@@ -1,0 +1,299 @@
+"""Tokenizers and token shards: exact, resumable, and the commands that make them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from bertblocks.cli.main import app
+from bertblocks.data.corpus import CorpusError, FileCorpus
+from bertblocks.data.prepare import make_shard, prepare
+from bertblocks.data.tokens import TokenStore
+from bertblocks.text.tokenizer_training import train_tokenizer
+from bertblocks.text.tokenizers import load_fast_tokenizer
+
+WORDS = ["the", "model", "reads", "texts", "of", "many", "words", "and", "hidden", "ones", "it", "predicts"]
+
+
+def make_texts(count, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, size=generator.integers(1, 40))) + "." for _ in range(count)]
+
+
+def write_texts(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer("wordpiece", 120, make_texts(50))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    write_texts(tmp_path / "a.jsonl", make_texts(600))
+    return FileCorpus((str(tmp_path / "a.jsonl"),), held_out=0.1, shard_bytes=8_000)
+
+
+# ---------------------------------------------------------------------- tokenizers
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_trained_tokenizer_opens_in_transformers(tmp_path, kind):
+    train_tokenizer(kind, 320, make_texts(200)).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) <= 320
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer.convert_tokens_to_ids(special) == [0, 1, 2, 3, 4]
+    assert [
+        tokenizer.pad_token,
+        tokenizer.unk_token,
+        tokenizer.cls_token,
+        tokenizer.sep_token,
+        tokenizer.mask_token,
+    ] == special
+    pair = tokenizer("the model", "it reads", return_token_type_ids=True)
+    tokens = tokenizer.convert_ids_to_tokens(pair.input_ids)
+    assert tokens[0] == "[CLS]"
+    assert tokens[-1] == "[SEP]"
+    middle = tokens.index("[SEP]")
+    assert middle < len(tokens) - 1
+    assert pair.token_type_ids == [0] * (middle + 1) + [1] * (len(tokens) - middle - 1)
+    masked = tokenizer("the [MASK] reads", add_special_tokens=False).input_ids
+    assert masked == tokenizer.convert_tokens_to_ids(["the", "[MASK]", "reads" if kind == "wordpiece" else "Ġreads"])
+    assert (
+        tokenizer.decode(tokenizer("the model reads.").input_ids, skip_special_tokens=True).strip()
+        == "the model reads."
+    )
+
+
+def test_byte_pairs_lose_nothing():
+    tokenizer = train_tokenizer("bpe", 300, ["a b"])
+    text = "Ünïcode 四 \t tabs\nand 🙂 lines"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_does_not_depend_on_the_run(kind):
+    """The library's trainer of WordPiece gives other vocabularies at every call."""
+    texts = [*make_texts(80), *(f"rare{character} word{character}{character}" for character in "äßçðéfghij0123456789")]
+    vocabularies = [train_tokenizer(kind, 300, texts).get_vocab() for _ in range(4)]
+    assert all(one == vocabularies[0] for one in vocabularies)
+    assert len(vocabularies[0]) == 300 or kind == "wordpiece"
+
+
+def test_word_pieces_are_the_frequent_parts_of_words():
+    texts = ["lower newest widest " * 10, "low " * 50]
+    tokenizer = train_tokenizer("wordpiece", 60, texts)
+    letters = set("".join(texts)) - {" "}
+    vocabulary = tokenizer.get_vocab()
+    assert letters | {f"##{letter}" for letter in letters} <= set(vocabulary)
+    assert "low" in vocabulary
+    assert tokenizer.tokenize("LOW lowest sit") == ["low", "low", "##est", "s", "##i", "##t"]
+    assert tokenizer.tokenize("low¿") == ["low", "[UNK]"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        ("bpe", 100, "vocab_size is 100; a bpe tokenizer needs at least 261"),
+        ("unigram", 100, "'unigram'; it must be wordpiece or bpe"),
+    ],
+)
+def test_tokenizers_that_cannot_be_are_refused(kind, size, message):
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(kind, size, ["a"])
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="is no folder with a tokenizer"):
+        load_fast_tokenizer(tmp_path / "missing")
+    with pytest.raises(ValueError, match="No tokenizer can be loaded"):
+        load_fast_tokenizer(tmp_path)
+
+
+# ---------------------------------------------------------------------- shards
+
+
+def test_a_store_holds_what_the_tokenizer_gives(tmp_path, corpus, tokenizer):
+    store = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    texts = make_texts(600)
+    expected = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    assert len(store) == 600
+    assert [store[index].tolist() for index in range(600)] == expected
+    assert store[0].dtype == np.int32
+    assert store.lengths.tolist() == [len(ids) for ids in expected]
+    train, held_out = store.split()
+    assert sorted([*train.indices, *held_out.indices]) == list(range(600))
+    assert 0 < len(held_out) < 200
+    assert held_out[0].tolist() == expected[held_out.indices[0]]
+    assert store.counts == {
+        "documents": 600,
+        "bad_records": 0,
+        "tokens": sum(map(len, expected)),
+        "held_out_documents": len(held_out),
+        "held_out_tokens": int(held_out.lengths.sum()),
+    }
+
+
+def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path, corpus, tokenizer):
+    import datasets
+
+    store = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    files = sorted((tmp_path / "store").glob("*.arrow"))
+    assert len(files) > 3
+    table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
+    assert table[7]["ids"] == store[7].tolist()
+    assert not store[7].flags.owndata
+    assert not store[7].flags.writeable
+
+
+def test_names_of_special_tokens_in_a_text_are_text(tmp_path, tokenizer):
+    write_texts(tmp_path / "a.jsonl", ["the [MASK] model", "[CLS] it"])
+    store = prepare(FileCorpus((str(tmp_path / "a.jsonl"),)), tokenizer, tmp_path / "store", workers=1)
+    ids = np.concatenate([store[0], store[1]])
+    assert not np.isin(ids, [2, 3, 4]).any()
+
+
+def test_several_processes_give_the_same_files(tmp_path, corpus, tokenizer):
+    for workers in (1, 2):
+        prepare(corpus, tokenizer, tmp_path / str(workers), workers=workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_what_is_there_is_used_again(tmp_path, corpus, tokenizer, monkeypatch):
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    made = []
+    monkeypatch.setattr("bertblocks.data.prepare.make_shard", lambda *args: made.append(args) or make_shard(*args))
+    prepare(corpus, tokenizer, folder, workers=1)
+    assert not made
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    (folder / "shard-00002.json").unlink()
+    prepare(corpus, tokenizer, folder, workers=1)
+    assert [args[-1] for args in made] == [2]
+
+
+def test_another_corpus_or_tokenizer_replaces_everything(tmp_path, corpus, tokenizer):
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    other = train_tokenizer("bpe", 300, make_texts(50))
+    store = prepare(corpus, other, folder, workers=1)
+    assert store[0].tolist() == other(make_texts(600)[0], add_special_tokens=False).input_ids
+    write_texts(tmp_path / "a.jsonl", make_texts(5))
+    store = prepare(corpus, other, folder, workers=1)
+    assert len(store) == 5
+    assert len(list(folder.glob("*.arrow"))) == 1
+
+
+def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path, tokenizer):
+    write_texts(tmp_path / "a.jsonl", [*make_texts(30), "", *make_texts(30, 1), "", *make_texts(30, 2)])
+    corpus = FileCorpus((str(tmp_path / "a.jsonl"),), shard_bytes=3000)
+    with pytest.raises(CorpusError, match=r"2 of 92 records cannot be used.*a\.jsonl line 31: the text is empty"):
+        prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    # asked again it still says so, and with a larger share it goes on without tokenizing again
+    with pytest.raises(CorpusError, match="2 of 92"):
+        prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    store = prepare(corpus, tokenizer, tmp_path / "store", workers=1, max_bad_share=0.05)
+    assert store.bad_records == [f"{tmp_path}/a.jsonl line {line}: the text is empty" for line in (31, 62)]
+    assert store.counts["bad_records"] == 2
+
+
+def test_a_folder_without_tokens_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no tokens\.json; write it with `bertblocks data prepare`"):
+        TokenStore(tmp_path)
+
+
+KILLED = """
+import sys
+from bertblocks.data.corpus import FileCorpus
+from bertblocks.data.prepare import prepare
+from bertblocks.text.tokenizers import load_fast_tokenizer
+corpus = FileCorpus((sys.argv[1],), held_out=0.1, shard_bytes=8_000)
+tokenizer = load_fast_tokenizer(sys.argv[2])
+prepare(corpus, tokenizer, sys.argv[3], workers=1, on_shard=lambda done, total: print(done, flush=True))
+"""
+
+
+def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path, corpus, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "whole", workers=1)
+    command = [sys.executable, "-c", KILLED, corpus.files[0], str(tmp_path / "tokenizer"), str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "3":
+            break
+    time.sleep(0.002)  # in the middle of the next shard
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert process.returncode == -signal.SIGKILL
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("shard-*.json")}
+    assert 3 <= len(finished) < len(corpus.shards())
+    assert not (tmp_path / "killed" / "tokens.json").exists()
+    prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "killed", workers=1)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    for name, written in finished.items():
+        assert (tmp_path / "killed" / name).stat().st_mtime_ns == written
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path):
+    write_texts(tmp_path / "a.jsonl", [*make_texts(200), ""])
+    done = run("tokenizer", "train", tmp_path / "tokenizer", tmp_path / "a.jsonl", "--vocab-size", 100)
+    assert done.exit_code == 0, done.output
+    size = len(AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    assert f"a wordpiece tokenizer of {size} entries" in done.output
+    prepared = run(
+        "data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "tokenizer", "--json"
+    )
+    assert prepared.exit_code == 0, prepared.output
+    counts = json.loads(prepared.stdout)
+    assert (counts["documents"], counts["bad_records"]) == (200, 1)
+    assert counts["tokens"] == TokenStore(tmp_path / "store").lengths.sum()
+    assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
+
+
+def test_commands_say_in_one_sentence_what_is_wrong(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    write_texts(tmp_path / "a.jsonl", [""])
+    common = ["--tokenizer", tmp_path / "tokenizer"]
+    cases = [
+        (["data", "prepare", tmp_path / "store", *common], "Give exactly one of FILES, --dataset and --docstrings."),
+        (["data", "prepare", tmp_path / "store", tmp_path / "b.txt", *common], "b.txt is no file or folder"),
+        (["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", *common], "1 of 1 records cannot be used"),
+        (
+            ["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "x"],
+            "no folder with",
+        ),
+        (
+            ["tokenizer", "train", tmp_path / "t", tmp_path / "a.jsonl", "--kind", "bpe", "--vocab-size", 20],
+            "at least 261",
+        ),
+    ]
+    for arguments, message in cases:
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert message in result.stderr
+        assert "Traceback" not in result.output

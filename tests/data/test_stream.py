@@ -1,0 +1,221 @@
+"""The stream of packed rows: permutations, packing, addresses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertblocks.data.hashing import combine, draw, permute, uniform
+from bertblocks.data.packing import best_fit
+from bertblocks.data.stream import DocumentSlice, PackedStream, Position, StreamSource
+
+
+class Texts:
+    """Documents whose tokens tell where they stand: document times a million, plus the place."""
+
+    def __init__(self, lengths):
+        self.lengths = np.array(lengths)
+
+    def __getitem__(self, index):
+        return (index * 1_000_000 + np.arange(self.lengths[index])).astype(np.int64)
+
+
+lengths_of_texts = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
+
+
+# ---------------------------------------------------------------------- hashing
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_permutation_takes_every_index_to_another(size, key):
+    assert sorted(permute(np.arange(size), size, combine(key)).tolist()) == list(range(size))
+
+
+@given(st.integers(1, 10**15), st.integers(0, 2**63), st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_an_index_goes_to_the_same_place_alone_and_in_company(size, key, index):
+    indices = (index + np.arange(5)) % size
+    together = permute(indices, size, combine(key))
+    alone = [int(permute(indices[number : number + 1], size, combine(key))[0]) for number in range(5)]
+    assert together.tolist() == alone
+    assert all(0 <= place < size for place in alone)
+
+
+def test_permutations_of_three_are_all_as_likely():
+    keys = combine("test", np.repeat(np.arange(12_000), 3))
+    found = permute(np.tile(np.arange(3), 12_000), 3, keys).reshape(-1, 3)
+    counts = Counter(map(tuple, found.tolist()))
+    assert len(counts) == 6
+    # 2,000 expected of each, with a standard deviation of 41
+    assert all(abs(count - 2000) < 5 * 41 for count in counts.values())
+
+
+def test_uniform_numbers_are_uniform_along_counters_and_along_keys():
+    for bits in (draw(combine(1), np.arange(100_000)), draw(combine(2, np.arange(100_000)), np.zeros(1))):
+        numbers = uniform(bits)
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
+        # the standard deviation of each tenth's count is 95; neighbours must not be related
+        assert np.abs(np.histogram(numbers, bins=10, range=(0, 1))[0] - 10_000).max() < 5 * 95
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 5 / np.sqrt(100_000)
+
+
+# ---------------------------------------------------------------------- packing
+
+
+def naive_best_fit(lengths, capacity):
+    """How full each row gets, by looking at all rows for every piece."""
+    rooms = []
+    for size in sorted(lengths, reverse=True):
+        fitting = [number for number, room in enumerate(rooms) if room >= size]
+        if fitting:
+            rooms[min(fitting, key=lambda number: rooms[number])] -= size
+        else:
+            rooms.append(capacity - size)
+    return sorted(capacity - room for room in rooms)
+
+
+@given(st.lists(st.integers(1, 50), max_size=120), st.integers(50, 90))
+@settings(deadline=None)
+def test_packing_is_best_fit_decreasing(lengths, capacity):
+    rows = best_fit(lengths, capacity)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert sorted(sum(lengths[index] for index in row) for row in rows) == naive_best_fit(lengths, capacity)
+
+
+@pytest.mark.parametrize("wrong", [0, 9])
+def test_a_piece_that_cannot_be_packed_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"A length is {wrong}; rows of 8 slots take lengths of 1 to 8"):
+        best_fit([3, wrong], 8)
+
+
+# ---------------------------------------------------------------------- the stream
+
+
+def names(rows):
+    return [
+        [(piece.source, piece.epoch, piece.index, piece.place, piece.ids.tolist()) for piece in row] for row in rows
+    ]
+
+
+@given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99), st.lists(st.integers(0, 9)))
+@settings(max_examples=50, deadline=None)
+def test_a_take_is_what_smaller_takes_give(lengths, length, overhead, seed, counts):
+    def make():
+        return PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
+
+    whole, end = make().take(Position(), sum(counts))
+    position, parts = Position(), []
+    for count in counts:
+        # a stream that was just made, as after a restart, knows as much as one in use
+        rows, position = make().take(position, count)
+        parts.extend(rows)
+    assert names(parts) == names(whole)
+    assert position == end
+
+
+def take_epochs(stream, epochs):
+    """All pieces of these epochs of a stream with one source."""
+    pieces: list[DocumentSlice] = []
+    position = Position()
+    wanted = epochs * stream.sources[0].count
+    while sum(piece.epoch < epochs for piece in pieces) < wanted:
+        rows, position = stream.take(position, 5)
+        assert all(sum(len(piece.ids) + stream.overhead for piece in row) <= stream.length for row in rows)
+        pieces.extend(piece for row in rows for piece in row)
+    return [piece for piece in pieces if piece.epoch < epochs]
+
+
+@given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(lengths, length, overhead, seed):
+    stream = PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
+    pieces = take_epochs(stream, 2)
+    expected = [token for index in range(len(lengths)) for token in Texts(lengths)[index].tolist()]
+    for epoch in range(2):
+        own = sorted((piece.index, piece.ids.tolist()) for piece in pieces if piece.epoch == epoch)
+        # pieces are numbered along the documents: laid end to end they are the documents again
+        assert [token for _, ids in own for token in ids] == expected
+    for piece in pieces:
+        assert len(set(piece.ids // 1_000_000)) == 1
+        assert np.array_equal(np.diff(piece.ids), np.ones(len(piece.ids) - 1))
+
+
+def test_pieces_are_counted_along_the_stream_without_gaps():
+    stream = PackedStream([StreamSource(Texts([5, 30, 2])), StreamSource(Texts([7] * 4), 2.0)], 16, 2, 0, pool_rows=3)
+    rows, _ = stream.take(Position(), 40)
+    assert [piece.place for row in rows for piece in row] == list(range(sum(map(len, rows))))
+
+
+def test_epochs_phases_and_seeds_have_orders_of_their_own():
+    def order(seed, phase, epoch=0):
+        stream = PackedStream([StreamSource(Texts([9] * 50))], 12, 2, seed, phase, pool_rows=4)
+        return [piece.index for piece in take_epochs(stream, epoch + 1) if piece.epoch == epoch]
+
+    orders = [order(0, 0), order(1, 0), order(0, 1), order(0, 0, epoch=1)]
+    assert all(sorted(one) == list(range(50)) for one in orders)
+    assert len({tuple(one) for one in orders}) == 4
+    assert order(0, 0) == orders[0]
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 5), st.integers(1, 60)), min_size=1, max_size=4))
+@settings(max_examples=15, deadline=None)
+def test_tokens_are_shared_by_weight(mixture):
+    sources = [StreamSource(Texts([length] * 7), weight) for weight, length in mixture]
+    stream = PackedStream(sources, 32, 2, 0, pool_rows=8)
+    rows, position = stream.take(Position(), 1)
+    while position.pool < 30:
+        more, position = stream.take(position, 50)
+        rows += more
+    tokens = np.zeros(len(sources))
+    for row in rows:
+        for piece in row:
+            tokens[piece.source] += len(piece.ids)
+    wanted = np.array([weight for weight, _ in mixture]) / sum(weight for weight, _ in mixture)
+    # a piece more or less of each source, and the rows of a pool that are not taken
+    assert np.abs(tokens / tokens.sum() - wanted).max() < 0.03
+
+
+def test_only_documents_of_enough_tokens_are_drawn():
+    stream = PackedStream([StreamSource(Texts([3, 20, 8, 40]), min_tokens=10)], 12, 2, 0, pool_rows=4)
+    rows, _ = stream.take(Position(), 30)
+    assert {int(piece.ids[0]) // 1_000_000 for row in rows for piece in row} == {1, 3}
+
+
+def test_rows_of_every_batch_have_short_and_long_pieces():
+    lengths = np.random.default_rng(0).integers(1, 60, size=4000)
+    rows, _ = PackedStream([StreamSource(Texts(lengths))], 64, 2, 0, pool_rows=512).take(Position(), 480)
+    parts = [rows[start : start + 60] for start in range(0, 480, 60)]
+    means = [np.mean([len(piece.ids) for row in part for piece in row]) for part in parts]
+    assert max(means) < 1.3 * min(means)
+
+
+@pytest.mark.parametrize(
+    ("options", "length", "message"),
+    [
+        ({}, 2, "length is 2; with 2 special tokens it must be at least 3"),
+        ({"min_tokens": 9}, 8, "Source 0 has no document of at least 9"),
+        ({"weight": 0}, 8, "Source 0 has the weight 0; it must be above 0"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused(options, length, message):
+    with pytest.raises(ValueError, match=message):
+        PackedStream([StreamSource(Texts([3]), **options)], length, 2, 0)
+
+
+def test_any_step_is_reached_directly():
+    """Far into the stream a take costs one pool, not the pools before."""
+
+    def take():
+        return PackedStream([StreamSource(Texts([5, 9, 14] * 40))], 16, 2, 3, pool_rows=8).take(Position(10**9, 3), 4)
+
+    far, after = take()
+    assert names(far) == names(take()[0])
+    assert after == Position(10**9, 7)
+    assert all(a.place + 1 == b.place for row in far for a, b in pairwise(row))

@@ -1,0 +1,202 @@
+"""Masked diffusion: the bound and what is written."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from bertblocks import BertBlocksForMaskedDiffusion
+from tests.helpers import pad_ids, ragged_ids, tiny_config
+
+MASK, PAD, VOCAB = 3, 0, 60
+
+
+def make(**options) -> BertBlocksForMaskedDiffusion:
+    return BertBlocksForMaskedDiffusion(tiny_config(mask_token_id=MASK, **options)).eval()
+
+
+def make_uniform() -> BertBlocksForMaskedDiffusion:
+    """Gives every token the same probability, so that its true loss is log(vocabulary) per token."""
+    model = make(tie_word_embeddings=False)
+    torch.nn.init.zeros_(model.decoder.weight)
+    torch.nn.init.zeros_(model.decoder.bias)
+    return model
+
+
+def test_loss_is_weighted_by_time_and_divided_by_real_tokens():
+    model = make()
+    sequences = [torch.tensor([5, 6, 7, 8]), torch.tensor([9, 10, 11])]
+    clean, mask = pad_ids(sequences)
+    hidden = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0]]).bool()
+    times = torch.tensor([0.5, 0.2])
+    noised = clean.masked_fill(hidden, MASK)
+    labels = clean.masked_fill(~hidden, -100)
+    out = model(noised, attention_mask=mask, labels=labels, timesteps=times)
+    log_probabilities = out.logits.log_softmax(-1)
+    first = -(log_probabilities[0, 0, 5] + log_probabilities[0, 2, 7]) / 0.5
+    second = -log_probabilities[1, 1, 10] / 0.2
+    torch.testing.assert_close(out.loss, (first + second) / 7)
+    packed = model(
+        torch.cat([noised[0], noised[1, :3]]), cu_seqlens=torch.tensor([0, 4, 7]),
+        labels=torch.cat([labels[0], labels[1, :3]]), timesteps=times,
+    ).loss  # fmt: skip
+    torch.testing.assert_close(packed, out.loss)
+
+
+def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average():
+    model = make_uniform().train()
+    ids, mask = pad_ids(ragged_ids([20, 13, 30, 7, 25, 18, 9, 11]))
+    labels = ids.masked_fill(mask == 0, -100)
+    with torch.no_grad():
+        losses = torch.stack([model(ids, attention_mask=mask, labels=labels).loss for _ in range(600)])
+    # without the weight 1/t it would be half of this
+    error = losses.std() / math.sqrt(len(losses))
+    assert abs(losses.mean() - math.log(VOCAB)) < 5 * error
+    assert error < 0.1
+
+
+def test_noise_spares_what_has_no_label_and_is_stratified():
+    model = make().train()
+    seen = []
+    model.model.embedding.token.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    ids = torch.randint(5, VOCAB, (8, 50))
+    labels = ids.clone()
+    labels[:, :10] = -100
+    shares = []
+    for _ in range(50):
+        loss = model(ids, labels=labels).loss
+        noised = seen.pop().view(8, 50)
+        assert torch.equal(noised[:, :10], ids[:, :10])
+        shares.append((noised[:, 10:] == MASK).float().mean())
+        assert torch.isfinite(loss)
+    # one draw per eighth of [0, 1]: the mean share of a batch hardly varies
+    assert abs(torch.stack(shares).mean() - 0.5) < 0.03
+    assert torch.stack(shares).std() < 0.08
+
+
+@pytest.mark.parametrize("order", ["confidence", "ancestral"])
+@pytest.mark.parametrize("steps", [1, 3, 100])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}])
+@pytest.mark.parametrize("block_length", [None, 2])
+def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_length):
+    # a model that likes [MASK] and padding best of all must not write them
+    model = make_uniform()
+    with torch.no_grad():
+        model.decoder.bias[[MASK, PAD]] = 9.0
+    ids, mask = pad_ids(
+        [torch.tensor([5, MASK, MASK, 8, MASK, MASK, MASK]), torch.tensor([MASK, 9]), torch.tensor([7])]
+    )
+    model.train()  # dropout is off all the same, and training goes on as before
+    filled = model.infill(ids, mask, steps=steps, order=order, block_length=block_length, **sampling)
+    assert model.training
+    was_open = ids == MASK
+    assert torch.equal(filled[~was_open], ids[~was_open])
+    assert not torch.isin(filled[was_open], torch.tensor([MASK, PAD])).any()
+
+
+def reveals(model, ids, **options) -> list[list[int]]:
+    """Which slots of the first row were filled by each forward pass."""
+    seen = []
+    embedding = model.model.embedding.token
+    handle = embedding.register_forward_hook(lambda module, args, output: seen.append(args[0].clone()))
+    final = model.infill(ids, **options)[0]
+    handle.remove()
+    states = [*seen, final]
+    return [((a == MASK) & (b != MASK)).nonzero().flatten().tolist() for a, b in itertools.pairwise(states)]
+
+
+def test_steps_share_the_masks_and_blocks_go_from_left_to_right():
+    model = make()
+    ids = torch.tensor([[5, MASK, MASK, MASK, MASK, 8, MASK, MASK]])
+    by_step = reveals(model, ids, steps=3)
+    assert [len(slots) for slots in by_step] == [2, 2, 2]
+    blocks = reveals(model, ids, steps=3, block_length=2)
+    assert [sorted(slots) for slots in blocks] == [[1, 2], [3, 4], [6, 7]]
+
+
+def test_the_surest_token_comes_first():
+    model = make()
+    ids = torch.tensor([[5, MASK, 7, MASK, 9]])
+    logits = model(ids).logits[0]
+    logits[:, [MASK, PAD]] = float("-inf")
+    sureness = logits.softmax(-1).max(-1).values
+    first = 1 if sureness[1] > sureness[3] else 3
+    assert reveals(model, ids, steps=2)[0] == [first]
+
+
+def test_sampling_is_reproducible_and_narrowed():
+    model = make_uniform()
+    with torch.no_grad():
+        model.decoder.bias[7], model.decoder.bias[8] = 4.0, 3.0
+    ids = torch.full((20, 10), MASK)
+    one, two = (
+        model.infill(ids, temperature=1.0, generator=torch.Generator().manual_seed(5), order="ancestral")
+        for _ in range(2)
+    )
+    assert torch.equal(one, two)
+    assert set(one.unique().tolist()) > {7, 8}
+    assert set(model.infill(ids, temperature=1.0, top_k=2).unique().tolist()) == {7, 8}
+    # the likeliest token alone has a probability of about 0.41
+    assert set(model.infill(ids, temperature=1.0, top_p=0.3).unique().tolist()) == {7}
+    assert set(model.infill(ids).unique().tolist()) == {7}
+
+
+def test_generate_continues_ragged_prompts():
+    model = make()
+    prompts = [torch.tensor([5, 6, 7]), torch.tensor([8])]
+    for side in ("right", "left"):
+        ids, mask = pad_ids(prompts, side)
+        written = model.generate(ids, mask, max_new_tokens=4, steps=4)
+        assert written.shape == (2, 7)
+        for row, prompt in enumerate(prompts):
+            end = len(prompt) + 4
+            assert torch.equal(written[row, : len(prompt)], prompt)
+            assert not torch.isin(written[row, len(prompt) : end], torch.tensor([MASK, PAD])).any()
+            assert (written[row, end:] == PAD).all()
+            alone = model.generate(prompt[None], max_new_tokens=4, steps=4)
+            assert torch.equal(written[row, :end], alone[0])
+    assert model.generate(max_new_tokens=5).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"order": "random"}, "order is 'random'; it must be 'confidence' or 'ancestral'"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"block_length": 0}, "block_length is 0"),
+    ],
+)
+def test_bad_sampling_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        make().infill(torch.tensor([[MASK]]), **options)
+
+
+def test_a_mask_token_is_needed():
+    with pytest.raises(ValueError, match="mask_token_id is None"):
+        BertBlocksForMaskedDiffusion(tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0.0, 0.5], r"each must be greater than 0 and at most 1"),
+        ([0.5, 1.5], r"each must be greater than 0 and at most 1"),
+        ([0.5], r"timesteps has shape \[1\]; it must be \[2\]"),
+    ],
+)
+def test_impossible_timesteps(times, message):
+    ids = torch.tensor([[5, MASK], [MASK, 6]])
+    with pytest.raises(ValueError, match=message):
+        make()(ids, labels=ids, timesteps=torch.tensor(times))
+
+
+def test_timesteps_without_labels_and_a_batch_of_padding():
+    ids = torch.tensor([[5, MASK]])
+    with pytest.raises(ValueError, match="timesteps are given without labels"):
+        make()(ids, timesteps=torch.tensor([0.5]))
+    nothing = torch.zeros_like(ids)
+    assert make()(ids, attention_mask=nothing, labels=ids, timesteps=torch.tensor([0.5])).loss == 0

@@ -1,0 +1,296 @@
+"""Backends against the plainest attention there is, and what each refuses."""
+
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bertblocks import BertBlocksModel
+from bertblocks.nn import attention as attention_module
+from bertblocks.nn.backends import AttentionPattern, CpuBackend, EagerBackend, FlashBackend, SdpaBackend, get_backend
+from bertblocks.nn.backends import cpu as cpu_module
+from bertblocks.nn.backends import flash as flash_module
+from bertblocks.nn.backends import sdpa as sdpa_module
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.position import ALiBi, BlockPosition, alibi_slopes
+from tests.helpers import EDGE_LENGTHS, WINDOW, naive_attention, tiny_config
+
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+
+
+def flat_qkv(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(tokens, HEADS, SIZE), torch.randn(tokens, KV_HEADS, SIZE), torch.randn(tokens, KV_HEADS, SIZE)
+
+
+def layouts(lengths: list[int]) -> dict[str, SequenceLayout]:
+    width = max(lengths)
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return {"ragged": SequenceLayout.from_mask(mask), "padded": SequenceLayout.from_mask(mask, unpad=False)}
+
+
+PATTERNS = {
+    "global": {},
+    "local": {"half_window": WINDOW // 2},
+    "local with global tokens": {"half_window": WINDOW // 2, "num_global_tokens": 2},
+    "window of nothing but oneself": {"half_window": 0},
+}
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "sdpa in blocks", "cpu", "cpu in blocks"])
+def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monkeypatch):
+    if "blocks" in backend:
+        monkeypatch.setattr(SdpaBackend, "block_size", 3)  # beyond two slabs of keys from 22 tokens on
+    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 24)  # beyond it a global sequence is the fused kernel's
+    lengths = [29, 1, 0, 9, 24]
+    layout = layouts(lengths)[kind]
+    options = PATTERNS[pattern]
+    q, k, v = flat_qkv(layout.positions.shape[0])
+    position = ALiBi(HEADS) if with_alibi else BlockPosition()
+    chosen = {"eager": EagerBackend, "sdpa": SdpaBackend, "cpu": CpuBackend}[backend.split()[0]]()
+    out = chosen.attend(q, k, v, layout, AttentionPattern(position=position, **options), 0.4, 0.0)
+    slopes = alibi_slopes(HEADS) if with_alibi else None
+    for row, length in enumerate(lengths):
+        start = row * max(lengths) if kind == "padded" else sum(lengths[:row])
+        tokens = slice(start, start + length)
+        expected = naive_attention(q[tokens], k[tokens], v[tokens], 0.4, slopes=slopes, **options)
+        torch.testing.assert_close(out[tokens], expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
+    """Padding far from any real token in a local layer, and a row that is padding only."""
+    mask = torch.zeros(2, 30, dtype=torch.bool)
+    mask[0, :3] = True
+    layout = SequenceLayout.from_mask(mask, unpad=False)
+    q, k, v = (x.requires_grad_() for x in flat_qkv(60))
+    with_alibi = AttentionPattern(position=ALiBi(HEADS), **PATTERNS[pattern])
+    out = backend.attend(q, k, v, layout, with_alibi, 0.4, 0.0)
+    out.sum().backward()
+    assert torch.equal(out[30:], torch.zeros_like(out[30:]))
+    for x in (out, q.grad, k.grad, v.grad):
+        assert torch.isfinite(x).all()
+
+
+@pytest.mark.parametrize("backend", [SdpaBackend(), CpuBackend()], ids=["sdpa", "cpu"])
+def test_local_layers_of_long_sequences_go_by_blocks(backend):
+    """No matrix of length x length is made: the largest tensor stays linear in the length."""
+    pattern = AttentionPattern(half_window=64)
+    assert not backend.is_banded(65, pattern)
+    assert backend.is_banded(4096, pattern)
+    sizes = []
+    for length in (4096, 8192):
+        layout = SequenceLayout.from_shape(1, length, torch.device("cpu"))
+        largest = LargestTensor()
+        with largest, torch.no_grad():
+            q = torch.randn(length, 1, 8)
+            backend.attend(q, q, q, layout, pattern, 0.4, 0.0)
+        sizes.append(largest.numel)
+    assert sizes[1] <= 2.1 * sizes[0]
+
+
+#: Rows of one length: one token, around a block of 3 queries with 4 keys on both sides, and a row alone.
+RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 29)]
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("together", [0, 64], ids=["apart", "together"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("rows", "length"), RECTANGLES)
+def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together, with_alibi, monkeypatch):
+    """Forward and gradients, with and without autograd, in double precision."""
+    monkeypatch.setattr(CpuBackend, "block_size", 3)
+    monkeypatch.setattr(cpu_module, "LONGEST_ROW", together)
+    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 20)
+    layout = SequenceLayout.from_shape(rows, length, torch.device("cpu"))
+    qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
+    weight = torch.randn(rows * length, HEADS, SIZE, dtype=torch.float64)
+    options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    results = []
+    for backend in (EagerBackend(), CpuBackend()):
+        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
+    with torch.no_grad():
+        results[0].append(results[0][0])
+        results[1].append(CpuBackend().attend(*qkv, layout, options, 0.4, 0.0))
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("together", [0, 4, 12, 64])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_alibi, monkeypatch):
+    """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
+    monkeypatch.setattr(CpuBackend, "block_size", 3)
+    monkeypatch.setattr(cpu_module, "TOKENS_TOGETHER", together)
+    lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
+    layout = SequenceLayout.from_cu_seqlens(F.pad(lengths.cumsum(0), (1, 0)), (int(lengths.sum()),))
+    qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
+    weight = torch.randn(len(qkv[0]), HEADS, SIZE, dtype=torch.float64)
+    options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    results = []
+    for backend in (EagerBackend(), CpuBackend()):
+        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
+
+
+class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the most numbers that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.untyped_storage().size() // tensor.element_size())
+        return out
+
+
+def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
+    layout = layouts([29, 9])["ragged"]
+    q, k, v = flat_qkv(38)
+    pattern = AttentionPattern(position=ALiBi(HEADS))
+    whole = SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0)
+    monkeypatch.setattr(sdpa_module, "MAX_BIAS_NUMBERS", HEADS * 29 * 5)
+    torch.testing.assert_close(SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
+@pytest.mark.parametrize("kind", ["ragged", "padded"])
+def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
+    layout = layouts([12, 5])[kind]
+    tokens = layout.positions.shape[0]
+    q, k = torch.zeros(tokens, HEADS, SIZE), torch.zeros(tokens, HEADS, SIZE)
+    v = torch.ones(tokens, HEADS, SIZE)
+    draws = torch.stack([backend.attend(q, k, v, layout, AttentionPattern(), 1.0, 0.5)[0] for _ in range(400)])
+    assert draws.std() > 0.1
+    # the mean of 1600 sums of 12 weights of 1/12, each kept half of the time and doubled: sd 1 / sqrt(12 * 1600)
+    assert abs(draws[:, :, 0].mean() - 1) < 5 / (12 * 1600) ** 0.5
+
+
+# ---------------------------------------------------------------------- flash-attn, by its logic
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch):
+    """A stand-in for flash-attn's kernel, made of naive attention, that reads its arguments as the real one does."""
+    calls = []
+
+    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, window_size,
+               alibi_slopes):  # fmt: skip
+        calls.append(dropout_p)
+        assert cu_seqlens_q.dtype == torch.int32
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        bounds = cu_seqlens_q.tolist()
+        assert max_seqlen_q == max_seqlen_k == max(b - a for a, b in itertools.pairwise(bounds))
+        left, right = window_size
+        assert left == right
+        slopes = None if alibi_slopes is None else alibi_slopes.tolist()
+        half_window = None if left == -1 else left
+        parts = [
+            naive_attention(q[a:b], k[a:b], v[a:b], softmax_scale, half_window, 0, slopes)
+            for a, b in itertools.pairwise(bounds)
+        ]
+        return torch.cat(parts)
+
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=varlen))
+    monkeypatch.setattr(flash_module, "why_not_flash", lambda *_: None)
+    return calls
+
+
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("pattern", ["global", "local"])
+@pytest.mark.parametrize("lengths", [EDGE_LENGTHS, [6, 6]], ids=["ragged", "uniform"])
+def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pattern, with_alibi):
+    layout = layouts(lengths)["ragged"]
+    q, k, v = flat_qkv(sum(lengths))
+    pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
+    out = FlashBackend().attend(q, k, v, layout, pattern, 0.4, 0.25)
+    torch.testing.assert_close(out, EagerBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), atol=2e-6, rtol=1e-5)
+    assert flash_on_cpu == [0.25]
+
+
+def why_not(config_device="cuda", dtype=torch.bfloat16, layout=None, **pattern) -> str | None:
+    layout = layout or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    return flash_module.why_not_flash(torch.device(config_device), dtype, layout, AttentionPattern(**pattern))
+
+
+class OwnBias(BlockPosition):
+    has_bias = True
+
+
+HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"config_device": "cpu"}, "the model is on cpu and flash-attn needs CUDA"),
+        ({"dtype": torch.float32}, "the model is in float32 and flash-attn needs float16 or bfloat16"),
+        ({"layout": SequenceLayout.from_mask(HOLES)}, "the batch keeps its padding"),
+        ({"half_window": 4, "num_global_tokens": 2}, "a local layer has num_global_tokens"),
+        ({"position": OwnBias()}, "knows no bias but ALiBi, not OwnBias"),
+    ],
+)
+def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(options, reason, monkeypatch):
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
+    assert reason in why_not(**options)
+    device, dtype = torch.device(options.get("config_device", "cuda")), options.get("dtype", torch.bfloat16)
+    layout = options.get("layout") or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    rest = {key: value for key, value in options.items() if key in ("half_window", "num_global_tokens", "position")}
+    patterns = [AttentionPattern(), AttentionPattern(**rest)]
+    assert isinstance(get_backend("auto", device, dtype, layout, patterns), SdpaBackend)
+    assert isinstance(get_backend("flash", device, dtype, layout, patterns), FlashBackend)
+
+
+def test_auto_takes_flash_where_everything_is_there(monkeypatch):
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
+    assert why_not(half_window=4, position=ALiBi(HEADS)) is None
+    layout = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
+    cuda, patterns = torch.device("cuda"), [AttentionPattern(4), AttentionPattern(position=ALiBi(HEADS))]
+    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), FlashBackend)
+    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: False)
+    assert why_not() == "the package flash-attn is not installed"
+    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), SdpaBackend)
+
+
+def test_flash_asked_for_without_cuda_is_a_clear_error():
+    model = BertBlocksModel(tiny_config(attention_backend="flash"))
+    with pytest.raises(ValueError, match="attention_backend is 'flash' but the model is on cpu"):
+        model(torch.tensor([[1, 2]]))
+
+
+class Witness(EagerBackend):
+    """Notes in which precision it is asked."""
+
+    def attend(self, q, k, v, *options):
+        self.seen = (q.dtype, k.dtype, v.dtype, torch.is_autocast_enabled("cpu"))
+        return super().attend(q, k, v, *options)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("has_units", [False, True])
+@pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
+def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_norm, has_units, is_cast, monkeypatch):
+    monkeypatch.setattr(attention_module, "has_amx", lambda: has_units)
+    model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
+    attention, witness = model.encoder.layers[0].attention, Witness()
+    x, layout = torch.randn(6, 32), SequenceLayout.from_shape(2, 3, torch.device("cpu"))
+    expected, _ = attention(x, layout, EagerBackend())
+    if not is_cast:
+        attention, x = attention.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+        out, _ = attention(x, layout, witness)
+        _, weights = attention(x, layout, witness, output_weights=True)
+    assert witness.seen == (*[torch.bfloat16 if has_units else torch.float32] * 3, is_cast and has_units)
+    assert out.dtype == torch.bfloat16
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)  # of numbers up to 3

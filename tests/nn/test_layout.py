@@ -1,0 +1,382 @@
+"""SequenceLayout: how masks and packed lengths become flat tokens, and how those become a batch again."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bertblocks import SequenceLayout
+from bertblocks.nn.head import pool
+from bertblocks.nn.layout import keep_mask
+
+INF = float("inf")
+KEEP = [[True, True, False], [True, False, False]]
+#: The same two rows in every form that a mask may take.
+MASKS = {
+    "bool": torch.tensor(KEEP),
+    "int64": torch.tensor(KEEP).long(),
+    "int32": torch.tensor(KEEP).int(),
+    "uint8": torch.tensor(KEEP).to(torch.uint8),
+    "float 0/1": torch.tensor(KEEP).float(),
+    "bfloat16 0/1": torch.tensor(KEEP).bfloat16(),
+    "additive -inf": torch.tensor([[0.0, 0.0, -INF], [0.0, -INF, -INF]]),
+    "additive -10000": torch.tensor([[0.0, 0.0, -1e4], [0.0, -1e4, -1e4]]),
+    **{
+        f"additive {dtype} {value}": torch.zeros(2, 3, dtype=dtype).masked_fill(~torch.tensor(KEEP), number)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        for value, number in {"lowest": torch.finfo(dtype).min, "-10000": -1e4}.items()
+    },
+}
+
+
+# ---------------------------------------------------------------------- keep_mask
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["[batch, length]", "[batch, 1, 1, length]"])
+@pytest.mark.parametrize("form", MASKS)
+def test_every_form_of_mask_is_read(form, extended):
+    mask = MASKS[form][:, None, None] if extended else MASKS[form]
+    keep = keep_mask(mask)
+    assert keep.dtype == torch.bool
+    assert keep.tolist() == KEEP
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (torch.ones(1, 2), [[True, True]]),
+        (torch.zeros(1, 2), [[True, True]]),  # an additive mask that hides nothing
+        (torch.zeros(1, 2, dtype=torch.long), [[False, False]]),  # padding only
+        (torch.full((1, 2), -INF), [[False, False]]),
+    ],
+    ids=["float ones", "float zeros", "integer zeros", "all -inf"],
+)
+def test_masks_of_one_value_are_read_by_their_kind(mask, expected):
+    assert keep_mask(mask).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "part"),
+    [
+        (torch.tensor([[0.0, -0.5]]), "-0.5"),
+        (torch.tensor([[0.0, -9999.0, -INF]]), "-9999.0"),
+        (torch.tensor([[1.0, 0.5]]), "0.5"),
+        (torch.tensor([[1, 2]]), "holds 2"),
+        (torch.tensor([[1, -1]]), "holds -1"),
+        (torch.tensor([[1.0, -INF]]), "-inf"),
+        (torch.tensor([[1.0, float("nan")]]), "nan"),
+        (torch.ones(3), r"\[3\]"),
+        (torch.ones(2, 3, 3), r"\[2, 3, 3\]"),
+        (torch.ones(2, 1, 3, 3), r"\[2, 1, 3, 3\]"),
+        (torch.ones(2, 4, 1, 3), r"\[2, 4, 1, 3\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mask_is_refused_by_its_value_or_shape(mask, part):
+    with pytest.raises(ValueError, match=f"attention_mask.*{part}"):
+        keep_mask(mask)
+
+
+# ---------------------------------------------------------------------- which kind of layout
+
+
+def describe(layout: SequenceLayout) -> str:
+    if layout.rectangle is None:
+        return "ragged"
+    return "rectangle" if layout.key_mask is None else "masked rectangle"
+
+
+@pytest.mark.parametrize(
+    ("mask", "unpad", "kind"),
+    [
+        ([[1, 1], [1, 1]], True, "rectangle"),
+        ([[1, 1], [1, 1]], False, "rectangle"),
+        ([[1, 1], [1, 0]], True, "ragged"),
+        ([[1, 1], [1, 0]], False, "masked rectangle"),
+        ([[0, 1], [1, 1]], True, "ragged"),
+        ([[0, 1], [1, 1]], False, "masked rectangle"),
+        ([[0, 1, 1, 0], [1, 1, 1, 1]], True, "ragged"),
+        ([[1, 0, 1], [1, 1, 1]], True, "masked rectangle"),  # a hole keeps its slot: distances count it
+        ([[1, 0, 1], [1, 1, 1]], False, "masked rectangle"),
+        ([[0, 0], [1, 0]], True, "ragged"),
+        ([[0, 0], [1, 0]], False, "masked rectangle"),
+        ([[0, 0], [0, 0]], True, "ragged"),
+        ([[0, 0], [0, 0]], False, "masked rectangle"),
+    ],
+)
+def test_padding_is_dropped_where_that_changes_nothing(mask, unpad, kind):
+    layout = SequenceLayout.from_mask(torch.tensor(mask), unpad=unpad)
+    assert describe(layout) == kind
+    assert layout.shape == (len(mask), len(mask[0]))
+    assert not layout.is_packed
+
+
+def test_a_batch_without_a_mask_is_a_rectangle():
+    layout = SequenceLayout.from_shape(2, 3, torch.device("cpu"))
+    assert describe(layout) == "rectangle"
+    assert layout.positions.tolist() == [0, 1, 2, 0, 1, 2]
+    assert layout.sequence_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    assert layout.length_tensor.tolist() == [3, 3]
+    assert layout.cu_seqlens.tolist() == [0, 3, 6]
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_left_padded_sequences_begin_at_position_zero(unpad):
+    layout = SequenceLayout.from_mask(torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]]), unpad=unpad)
+    tokens = layout.gather(torch.tensor([[90, 91, 2, 3], [92, 5, 6, 7]]))
+    firsts = layout.first_tokens
+    assert tokens[firsts].tolist() == [2, 5]
+    assert layout.positions[firsts].tolist() == [0, 0]
+    position_of = dict(zip(tokens.tolist(), layout.positions.tolist(), strict=True))
+    assert {token: position_of[token] for token in (2, 3, 5, 6, 7)} == {2: 0, 3: 1, 5: 0, 6: 1, 7: 2}
+
+
+def test_positions_count_the_holes_of_a_mask():
+    layout = SequenceLayout.from_mask(torch.tensor([[0, 1, 0, 1]]))
+    tokens = layout.gather(torch.tensor([[90, 5, 91, 6]])).tolist()
+    assert [layout.positions[tokens.index(token)].item() for token in (5, 6)] == [0, 2]
+
+
+# ---------------------------------------------------------------------- packed input
+
+
+def test_cu_seqlens_name_the_sequences_of_flat_tokens():
+    layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 3, 3, 5]), (5,))
+    assert describe(layout) == "ragged"
+    assert layout.is_packed
+    assert layout.lengths == [3, 0, 2]
+    assert layout.positions.tolist() == [0, 1, 2, 0, 1]
+    assert layout.sequence_ids.tolist() == [0, 0, 0, 2, 2]
+    assert layout.cu_seqlens.tolist() == [0, 3, 3, 5]
+    assert layout.num_sequences == 3
+    assert layout.max_length == 3
+    assert layout.first_tokens[[0, 2]].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5)])
+def test_flat_tokens_come_back_in_the_shape_they_came_in(shape):
+    layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 2, 5]), shape)
+    x = torch.randn(*shape, 4)
+    assert layout.gather(x).shape == (5, 4)
+    assert torch.equal(layout.scatter(layout.gather(x)), x)
+
+
+@pytest.mark.parametrize("cu_seqlens", [[0], [0, 0], [0, 0, 0]])
+def test_packed_input_may_hold_no_token(cu_seqlens):
+    layout = SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (0,))
+    assert layout.num_sequences == len(cu_seqlens) - 1
+    assert layout.max_length == 0
+    assert layout.positions.shape == layout.sequence_ids.shape == (0,)
+    assert layout.scatter(torch.zeros(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "cu_seqlens",
+    [[1, 5], [0, 4], [0, 6], [0, 3, 2, 5], [], [[0, 5]], [[0, 2], [2, 5]], 5],
+    ids=["late start", "early end", "late end", "falling", "empty", "one row of two", "two rows", "a number"],
+)
+def test_wrong_cu_seqlens_are_refused(cu_seqlens):
+    with pytest.raises(ValueError, match=r"cu_seqlens is .*starts at 0.*tokens, 5"):
+        SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (5,))
+
+
+def test_packed_rows_are_cut_into_their_segments():
+    layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1, 0], [0, 0, 0], [4, 0, 0]]), (3, 4))
+    assert describe(layout) == "ragged"
+    assert layout.is_packed
+    assert layout.lengths == [2, 1, 4]
+    assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2, 3]
+    assert layout.sequence_ids.tolist() == [0, 0, 1, 2, 2, 2, 2]
+    x = torch.arange(1, 13).view(3, 4)
+    assert layout.gather(x).tolist() == [1, 2, 3, 9, 10, 11, 12]
+    assert layout.scatter(layout.gather(x), fill=-1).tolist() == [[1, 2, 3, -1], [-1] * 4, [9, 10, 11, 12]]
+
+
+@pytest.mark.parametrize(
+    ("packed_seqlens", "part"),
+    [
+        ([[2, 3], [1, 0]], r"row 0 is \[2, 3\].*at most 4"),
+        ([[2, 1], [5, -1]], r"row 1 is \[5, -1\].*negative"),
+        ([[2, 1]], r"\[1, 2\].*\[2, segments\]"),
+        ([2, 1], r"\[2\].*\[2, segments\]"),
+        ([[[2], [1]], [[1], [1]]], r"\[2, 2, 1\].*\[2, segments\]"),
+        (2, r"\[\].*\[2, segments\]"),
+    ],
+    ids=["too long", "negative", "a row missing", "flat", "three dimensions", "a number"],
+)
+def test_wrong_packed_seqlens_are_refused(packed_seqlens, part):
+    with pytest.raises(ValueError, match=f"packed_seqlens.*{part}"):
+        SequenceLayout.from_packed_rows(torch.tensor(packed_seqlens), (2, 4))
+
+
+# ---------------------------------------------------------------------- properties of every layout
+
+
+@st.composite
+def masks(draw) -> Tensor:
+    """Any rows at all: holes, left and right padding, rows of padding only."""
+    rows, length = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    cells = st.lists(st.booleans(), min_size=length, max_size=length)
+    contiguous = st.tuples(st.integers(0, length), st.integers(0, length)).map(
+        lambda ends: [min(ends) <= column < max(ends) for column in range(length)]
+    )
+    kind = draw(st.sampled_from(["any", "contiguous"]))
+    return torch.tensor([draw(cells if kind == "any" else contiguous) for _ in range(rows)])
+
+
+@st.composite
+def packed_rows(draw) -> tuple[Tensor, tuple[int, int]]:
+    rows, segments = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    lengths = draw(
+        st.lists(st.lists(st.integers(0, 4), min_size=segments, max_size=segments), min_size=rows, max_size=rows)
+    )
+    width = max(1, max(sum(row) for row in lengths)) + draw(st.integers(0, 2))
+    return torch.tensor(lengths), (rows, width)
+
+
+def check_consistency(layout: SequenceLayout, sequences: list[list[int]]) -> None:
+    """A layout against the slots (flat indices into its shape) of every sequence's real tokens."""
+    place = layout.gather(torch.arange(torch.Size(layout.shape).numel()).view(layout.shape)).tolist()
+    real = [True] * len(place) if layout.key_mask is None else layout.key_mask.flatten().tolist()
+    found: list[list[int]] = [[] for _ in sequences]
+    bounds = layout.cu_seqlens.tolist()
+    assert layout.num_sequences == len(sequences)
+    assert len(bounds) == len(sequences) + 1
+    assert bounds[-1] == len(place) == layout.positions.shape[0]
+    for index, slot in enumerate(place):
+        sequence = int(layout.sequence_ids[index])
+        assert bounds[sequence] <= index < bounds[sequence + 1]
+        if real[index]:
+            found[sequence].append(slot)
+            assert layout.positions[index] == slot - sequences[sequence][0]
+    assert found == sequences
+    assert layout.length_tensor.tolist() == [len(slots) for slots in sequences]
+    assert layout.max_length >= max((len(slots) for slots in sequences), default=0)
+    assert layout.cu_seqlens.dtype == torch.int32
+    for sequence, slots in enumerate(sequences):
+        if slots:
+            assert place[layout.first_tokens[sequence]] == slots[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(mask=masks(), unpad=st.booleans())
+def test_a_layout_of_a_mask_has_its_tokens_in_order(mask, unpad):
+    """Positions restart with each sequence, and count from its first real token."""
+    rows, length = mask.shape
+    sequences = [[row * length + int(column) for column in mask[row].nonzero()] for row in range(rows)]
+    check_consistency(SequenceLayout.from_mask(mask, unpad=unpad), sequences)
+
+
+@settings(max_examples=60, deadline=None)
+@given(packed=packed_rows())
+def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed):
+    lengths, (rows, width) = packed
+    sequences = []
+    for row in range(rows):
+        slot = row * width
+        for length in lengths[row].tolist():
+            sequences += [list(range(slot, slot + length))] if length else []
+            slot += length
+    check_consistency(SequenceLayout.from_packed_rows(lengths, (rows, width)), sequences)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(0, 5), max_size=6))
+def test_a_layout_of_cu_seqlens_has_its_tokens_in_order(lengths):
+    bounds = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    sequences = [list(range(start, start + length)) for start, length in zip(bounds, lengths, strict=False)]
+    check_consistency(SequenceLayout.from_cu_seqlens(torch.tensor(bounds), (bounds[-1],)), sequences)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mask=masks(), unpad=st.booleans(), trailing=st.sampled_from([(), (3,), (2, 2)]), fill=st.sampled_from([0.0, -7.0])
+)
+def test_scatter_undoes_gather_and_fills_padding(mask, unpad, trailing, fill):
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    x = torch.randn(*mask.shape, *trailing)
+    back = layout.scatter(layout.gather(x), fill=fill)
+    expected = torch.where(mask.view(*mask.shape, *(1,) * len(trailing)), x, torch.tensor(fill))
+    assert torch.equal(back, expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(mask=masks(), unpad=st.booleans())
+def test_labels_of_padding_are_ignored(mask, unpad):
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    labels = torch.arange(mask.numel()).view(mask.shape)
+    read = layout.real_labels(labels, ignore=-100)
+    assert sorted(read[read != -100].tolist()) == labels[mask].tolist()
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_gradients_flow_through_gather_and_scatter_to_real_slots_only(unpad):
+    mask = torch.tensor([[True, True, False], [False, True, True]])
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    x = torch.randn(2, 3, requires_grad=True)
+    layout.scatter(layout.gather(x)).sum().backward()
+    assert torch.equal(x.grad, mask.float())
+
+
+def test_what_layers_share_is_computed_once():
+    layout = SequenceLayout.from_shape(1, 1, torch.device("cpu"))
+    calls = []
+    for key in ("a", "a", "b", "a"):
+        assert layout.memo(key, lambda key=key: calls.append(key) or f"value of {key}") == f"value of {key}"
+    assert calls == ["a", "b"]
+
+
+# ---------------------------------------------------------------------- pooling
+
+
+def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
+    """One sequence at a time; 0 for one without tokens."""
+    size = 3
+    reduce = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0).values}[kind]
+    return torch.stack([reduce(x) if len(x) else torch.zeros(size) for x in rows]) if rows else torch.zeros(0, size)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@settings(max_examples=30, deadline=None)
+@given(mask=masks(), unpad=st.booleans())
+def test_pooling_a_padded_batch_sees_real_tokens_only(kind, mask, unpad):
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    x = torch.randn(*mask.shape, 3) - 5.0  # below 0, so that a stray 0 of padding would win a maximum
+    expected = plain_pool([row[keep] for row, keep in zip(x, mask, strict=True)], kind)
+    torch.testing.assert_close(pool(layout.gather(x), layout, kind), expected)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(0, 4), max_size=5))
+def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind, lengths):
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    x = torch.randn(sum(lengths), 3) - 5.0
+    layout = SequenceLayout.from_cu_seqlens(cu_seqlens, (sum(lengths),))
+    torch.testing.assert_close(pool(x, layout, kind), plain_pool(list(x.split(lengths)) if lengths else [], kind))
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+def test_pooling_packed_rows_gives_a_vector_per_segment(kind):
+    x = torch.randn(2, 5, 3) - 5.0
+    layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1], [5, 0]]), (2, 5))
+    expected = plain_pool([x[0, :2], x[0, 2:3], x[1]], kind)
+    torch.testing.assert_close(pool(layout.gather(x), layout, kind), expected)
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+def test_what_padding_holds_never_reaches_a_pooled_vector(kind, unpad):
+    """Not even if it is infinite or not a number."""
+    mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    x = torch.randn(3, 3, 3)
+    x[~mask] = float("nan")
+    assert pool(layout.gather(x), layout, kind).isfinite().all()
+
+
+def test_an_unknown_pooling_is_refused():
+    layout = SequenceLayout.from_shape(1, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, mean, max"):
+        pool(torch.zeros(2, 3), layout, "sum")

@@ -1,0 +1,192 @@
+"""Every block choice on every backend and layout gives what each sequence gives alone on the reference backend."""
+
+import itertools
+
+import pytest
+import torch
+
+from bertblocks import (
+    BertBlocksForMaskedDiffusion,
+    BertBlocksForMaskedLM,
+    BertBlocksForPreTraining,
+    BertBlocksForSequenceClassification,
+    BertBlocksModel,
+)
+from bertblocks.nn.backends import SdpaBackend
+from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
+
+NORMS = [
+    {"norm_fn": norm_fn, "norm_pos": norm_pos, "parallel_block": parallel}
+    for norm_fn, norm_pos, parallel in itertools.product(
+        ("layer", "rms", "group", "dynamic_tanh", "deep"),
+        ("pre", "post", "pre_and_post", "sandwich", "none"),
+        (False, True),
+    )
+    if norm_fn != "deep" or norm_pos == "post"
+]
+WINDOWS = [{}, {"local_attention": True}, {"local_attention": True, "num_global_tokens": 2}]
+POSITIONS = [
+    {"block_pos_enc_kind": "none"},
+    {"block_pos_enc_kind": "alibi", "embd_pos_enc_kind": "none"},
+    {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none", "relative_attention_num_buckets": 8},
+    {"block_pos_enc_kind": "rope", "embd_pos_enc_kind": "sinusoidal", "local_rope_theta": 100.0},
+    {"block_pos_enc_kind": "rope", "rope_interleaved": True, "partial_rotary_factor": 0.5},
+]
+ATTENTION = [
+    {**window, **position, "num_kv_heads": kv_heads, "qk_norm": qk_norm, "norm_pos": "pre", "norm_eps": 1e-5}
+    for window, position, kv_heads, qk_norm in itertools.product(WINDOWS, POSITIONS, (4, 2), (False, True))
+]
+NGPT = [{"ngpt": True, **window, **position} for window, position in itertools.product(WINDOWS, POSITIONS)]
+OTHERS = [
+    {"mlp_type": "glu", "hidden_act": "silu", "norm_pos": "pre", "first_attention_norm": False, "norm_bias": False},
+    {
+        "local_attention": True,
+        "layer_types": ["local", "global", "local"],
+        "norm_pos": "pre",
+        "layer_overrides": {1: {"num_kv_heads": 1, "mlp_type": "glu"}, 2: {"local_attention_window_size": 4}},
+    },
+]
+FACTORISED = [
+    {"embedding_size": 8},
+    {"embedding_size": 48, "norm_fn": "group", "norm_pos": "pre", "embd_pos_enc_kind": "sinusoidal"},
+    {"embedding_size": 32, "embedding_projection": True},
+    {"embedding_size": 8, "ngpt": True},
+]
+SHARED = [
+    {"num_hidden_groups": 1},
+    {"num_hidden_groups": 2, "norm_pos": "pre", "norm_fn": "rms", "block_pos_enc_kind": "rope", "embedding_size": 8},
+    {"num_hidden_groups": 1, "local_attention": True, "num_global_tokens": 2, "mlp_type": "glu"},
+    {
+        "num_hidden_groups": 2,  # layers 0 and 1, layer 2
+        "local_attention": True,
+        "layer_types": ["local", "local", "global"],
+        "layer_overrides": {0: {"hidden_act": "silu"}, 1: {"hidden_act": "silu"}},
+    },
+    {"num_hidden_groups": 1, "norm_fn": "deep"},
+    {"num_hidden_groups": 1, "ngpt": True},
+]
+#: Norms and attention meet in test_invariance, on random configs: their full product would be thousands.
+CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *FACTORISED, *SHARED]
+
+
+def label(choice: dict) -> str:
+    return " ".join(f"{key}={value}" for key, value in choice.items())
+
+
+def gradients(model: BertBlocksModel) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=label)
+def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
+    monkeypatch.setattr(SdpaBackend, "block_size", 3)  # so that the longer sequences go by blocks
+    # in double precision, so that any difference is a mistake and not rounding
+    model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
+    sequences = ragged_ids(EDGE_LENGTHS)
+    weights = [torch.randn(len(ids), model.config.hidden_size, dtype=torch.float64) for ids in sequences]
+
+    model.config.attention_backend = "eager"
+    expected = []
+    for ids, weight in zip(sequences, weights, strict=True):
+        if len(ids):
+            hidden = model(ids[None]).last_hidden_state[0]
+            (hidden * weight).sum().backward()
+            expected.append(hidden.detach())
+    expected, weights = torch.cat(expected), torch.cat(weights)
+    expected_gradients = gradients(model)
+    scale = expected_gradients.abs().max()
+    assert torch.isfinite(expected).all()
+    assert torch.isfinite(expected_gradients).all()
+
+    ids, mask = pad_ids(sequences)
+    flat = torch.cat(sequences)
+    bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
+    rows, segments = pack_rows(sequences)
+    for backend, layout in itertools.product(("eager", "sdpa", "cpu"), ("padded", "ragged", "flat", "rows")):
+        model.zero_grad()
+        model.config.attention_backend = backend
+        model.config.unpad = layout != "padded"
+        if layout == "flat":
+            hidden = model(flat, cu_seqlens=bounds).last_hidden_state
+        elif layout == "rows":
+            hidden = model(rows, packed_seqlens=segments).last_hidden_state[rows != 0]
+        else:
+            out = model(ids, attention_mask=mask).last_hidden_state
+            assert not out[mask == 0].any(), "padding is 0 in the result"
+            hidden = out[mask == 1]
+        (hidden * weights).sum().backward()
+        where = f"{backend}, {layout}"
+        torch.testing.assert_close(hidden, expected, atol=1e-9, rtol=1e-9, msg=lambda m, w=where: f"{w}: {m}")
+        difference = (gradients(model) - expected_gradients).abs().max() / scale
+        assert difference < 1e-9, f"{where}: gradients differ by {difference:.1e} of the largest"
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=label)
+def test_wanted_rows_are_those_of_the_whole(choice):
+    """The last layer of some tokens only, in any order and repeated; outputs and gradients, also with all states."""
+    model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
+    ids = torch.cat(ragged_ids(EDGE_LENGTHS))
+    bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
+    chosen = torch.tensor([len(ids) - 1, 3, 0, 3, 7])
+    weight = torch.randn(len(chosen), model.config.hidden_size, dtype=torch.float64)
+    results = []
+    for options in ({}, {"rows": lambda _: chosen}, {"rows": lambda _: chosen, "output_hidden_states": True}):
+        model.zero_grad()
+        encoded = model.encode(ids, cu_seqlens=bounds, **options)
+        hidden = encoded.hidden if options else encoded.hidden[chosen]
+        (hidden * weight).sum().backward()
+        results.append((hidden, gradients(model)))
+    assert encoded.hidden_states is not None
+    assert torch.equal(encoded.hidden_states[-1][chosen], hidden)
+    whole, scale = results[0], results[0][1].abs().max()
+    for hidden, gradient in results[1:]:
+        torch.testing.assert_close(hidden, whole[0], atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(gradient / scale, whole[1] / scale, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("task", ["masked", "order", "diffusion", "first"])
+def test_heads_that_look_at_some_rows_equal_those_that_get_all(task, unpad):
+    """Left and right padding, holes, a row of padding and nothing but padding; with gradient checkpointing too."""
+    config = tiny_config(unpad=unpad, mask_token_id=3, num_labels=3)
+    models = {
+        "masked": BertBlocksForMaskedLM,
+        "order": BertBlocksForPreTraining,
+        "diffusion": BertBlocksForMaskedDiffusion,
+        "first": BertBlocksForSequenceClassification,
+    }
+    model = models[task](config).double().train()
+    ids = torch.randint(5, 60, (5, 6))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 1, 1], [0] * 6])
+    labels = ids.masked_fill(torch.rand(ids.shape) < 0.5, -100)
+    targets = {
+        "masked": {"labels": labels},
+        "order": {"labels": labels, "order_labels": torch.tensor([0, 1, 1, 0, -100])},
+        "diffusion": {"labels": labels, "timesteps": torch.rand(5) * 0.9 + 0.1},
+        "first": {"labels": torch.tensor([0, 1, 2, 0, 1])},
+    }[task]
+
+    def run(mask, **options):
+        model.zero_grad()
+        loss = model(ids, attention_mask=mask, **targets, **options).loss
+        loss.backward()
+        return loss.detach(), gradients(model)
+
+    every_row = {"output_hidden_states": True} if task == "first" else {"return_logits": True}
+    for used in (mask, torch.zeros_like(mask)):
+        whole = run(used, **every_row)
+        torch.testing.assert_close(run(used), whole, atol=1e-12, rtol=1e-9)
+        model.gradient_checkpointing_enable()
+        torch.testing.assert_close(run(used), whole, atol=1e-12, rtol=1e-9)
+        model.gradient_checkpointing_disable()
+
+
+def pack_rows(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequences in order, in two rows of several segments each."""
+    real = [ids for ids in sequences if len(ids)]
+    halves = [torch.cat(real[:5]), torch.cat(real[5:])]
+    rows, _ = pad_ids(halves, width=max(map(len, halves)) + 2)
+    segments = torch.zeros(2, 5, dtype=torch.long)
+    segments[0] = torch.tensor([len(ids) for ids in real[:5]])
+    segments[1, : len(real) - 5] = torch.tensor([len(ids) for ids in real[5:]])
+    return rows, segments

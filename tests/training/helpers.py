@@ -1,0 +1,134 @@
+"""A tiny pretraining run on made-up documents; as a program, one process of it, to be launched by torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
+from bertblocks.objectives import MaskedLanguageModeling
+from bertblocks.text.vocabulary import Vocabulary
+from bertblocks.training.distributed import World, join
+from bertblocks.training.held_out import HeldOut
+from bertblocks.training.loop import ModelSelection, Outcome, Trainer
+from bertblocks.training.optimizers import get_optimizers
+from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.prefetch import Prepared
+from bertblocks.training.progress import Progress
+from bertblocks.training.recipe import Recipe, read_recipe
+
+VOCABULARY = 64
+BASE = [
+    "phases.0.duration=24",
+    "phases.0.length=32",
+    "phases.0.batch_tokens=256",
+    "run.log_every=1",
+    "run.evaluation.every=8",
+    "run.checkpoints.every=4",
+    "run.device=cpu",
+    "run.precision=fp32",
+]
+
+
+class Documents:
+    """Random walks through the vocabulary, so that there is something to learn."""
+
+    def __init__(self, seed: int, count: int = 120) -> None:
+        generator = np.random.default_rng(seed)
+        steps = [generator.integers(1, 4, size=generator.integers(3, 60)) for _ in range(count)]
+        self.documents = [(np.cumsum(one) % (VOCABULARY - 4) + 4).astype(np.int32) for one in steps]
+        self.lengths = np.array([len(one) for one in self.documents])
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.documents[index]
+
+
+def make_vocabulary() -> Vocabulary:
+    is_special = np.arange(VOCABULARY) < 4
+    return Vocabulary(VOCABULARY, 1, 2, 3, is_special, None, np.zeros(VOCABULARY, dtype=bool))
+
+
+def make_recipe(*overrides: str) -> Recipe:
+    return read_recipe(None, [*BASE, *overrides])
+
+
+def make_model(dropout: float = 0.0, **options) -> BertBlocksForMaskedLM:
+    torch.manual_seed(0)
+    options = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, **options}
+    return BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", attention_output_dropout=dropout, **options))
+
+
+def make_task(recipe: Recipe) -> PackedTask:
+    objectives = [MaskedLanguageModeling(make_vocabulary(), 0.3) for _ in recipe.phases]
+    held_out = HeldOut([Documents(1)], make_vocabulary(), 32, 400)
+    return PackedTask(recipe, {"docstrings": Documents(0)}, objectives, held_out)
+
+
+def make_trainer(
+    folder: Path, *overrides: str, dropout: float = 0.0, selection: ModelSelection | None = None, model=None, world=None
+) -> Trainer:
+    recipe = make_recipe(*overrides)
+    return Trainer(
+        model or make_model(dropout),
+        make_task(recipe),
+        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.run,
+        folder,
+        world or World(0, 1, torch.device("cpu")),
+        Progress(Console(quiet=True)),
+        clip=recipe.optimizer.clip,
+        selection=selection,
+    )
+
+
+def train(folder: Path, *overrides: str, **options) -> Outcome:
+    return make_trainer(folder, *overrides, **options).train()
+
+
+def die_at_flush(number: int) -> None:
+    """This process is killed, for real, at its n-th flush of a file to the disk: in the middle of a save."""
+    flush, left = os.fsync, [number]
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(descriptor)
+
+    os.fsync = fsync
+
+
+def die_at_step(number: int) -> None:
+    """This process is killed, for real, when it comes to a step."""
+    step = Trainer._step
+
+    def run(self: Trainer, prepared: Prepared) -> None:
+        if prepared.step == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, prepared)
+
+    Trainer._step = run
+
+
+def main() -> None:
+    """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun.
+
+    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again.
+    """
+    torch.set_num_threads(1)
+    world = join("cpu")
+    if "DIE_AT_STEP" in os.environ and world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        die_at_step(int(os.environ["DIE_AT_STEP"]))
+    for run in " ".join(sys.argv[1:]).split(" -- "):
+        folder, *overrides = run.split()
+        train(Path(folder), *overrides, world=world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Checkpoints are complete or do not count."""
+
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from bertblocks.training.checkpoints import MARKER, CheckpointError, CheckpointFolder, check
+from tests.training.helpers import train
+
+
+def write(folder: CheckpointFolder, step: int, **options) -> Path:
+    def files(path: Path) -> None:
+        (path / "numbers.json").write_text(f"[{step}]")
+        (path / "part").mkdir()
+        (path / "part" / "more.txt").write_text("more")
+
+    return folder.write(step, files, **options)
+
+
+def test_retention_by_count_and_milestones(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2, milestones=30)
+    for step in range(10, 80, 10):
+        write(folder, step, protected=20)
+    assert folder.steps() == [20, 30, 60, 70]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_the_run_has_gone_behind_does_not_count(tmp_path):
+    """A damaged checkpoint of a later step, and what is left of one that was being removed."""
+    folder = CheckpointFolder(tmp_path, keep=1, milestones=100)
+    for step in (100, 400, 500):
+        write(folder, step)
+    damage_content(tmp_path / "step-00000500")
+    (tmp_path / "step-00000050").mkdir()
+    assert folder.find().path == tmp_path / "step-00000400"
+    write(folder, 450)
+    assert folder.steps() == [100, 400, 450]
+
+
+def test_the_marker_has_the_checksums_of_all_files(tmp_path):
+    path = write(CheckpointFolder(tmp_path), 1)
+    marker = json.loads((path / MARKER).read_text())
+    assert marker["step"] == 1
+    assert set(marker["sha256"]) == {"numbers.json", "part/more.txt"}
+    # of "more", by sha256sum
+    assert marker["sha256"]["part/more.txt"] == "187897ce0afcf20b50ba2b37dca84a951b7046f29ed5ab94f010619f69d6e189"
+
+
+def damage_content(path: Path) -> None:
+    (path / "numbers.json").write_text("[3]")
+
+
+def damage_missing(path: Path) -> None:
+    (path / "part" / "more.txt").unlink()
+
+
+def damage_marker(path: Path) -> None:
+    (path / MARKER).write_text('{"step": 2')
+
+
+def damage_no_marker(path: Path) -> None:
+    (path / MARKER).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_content, "is damaged: numbers.json is not what was written"),
+        (damage_missing, "is damaged: part/more.txt is missing"),
+        (damage_marker, f"is damaged: {MARKER} cannot be read"),
+        (damage_no_marker, f"is incomplete: it has no {MARKER}"),
+    ],
+)
+def test_damage_is_named_and_the_one_before_found(tmp_path, damage, reason):
+    folder = CheckpointFolder(tmp_path)
+    first, second = write(folder, 1), write(folder, 2)
+    damage(second)
+    found = folder.find()
+    assert found.path == first
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith(f"{second} {reason}")
+    assert write(folder, 2) == second  # written again over what was damaged
+    assert check(second) is None
+
+
+def test_nothing_to_find(tmp_path):
+    assert CheckpointFolder(tmp_path / "none").find().path is None
+
+
+def test_a_write_that_fails_leaves_the_others(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    first = write(folder, 1)
+
+    def full(path: Path) -> None:
+        (path / "numbers.json").write_text("[")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step-00000002 could not be written: .*No space left.* intact"):
+        folder.write(2, full)
+    assert folder.find().path == first
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_a_disk_that_fills_up_for_real(tmp_path):
+    """The system refuses files beyond a few kilobytes; what was there is intact, and the run goes on later."""
+    train(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-00000024" / MARKER).unlink()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        try:
+            train(tmp_path / "run")
+        except CheckpointError as error:
+            (tmp_path / "said").write_text(str(error))
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = (tmp_path / "said").read_text()
+    assert "step-00000024 could not be written" in said
+    assert "Earlier checkpoints are intact" in said
+    found = CheckpointFolder(tmp_path / "run" / "checkpoints").find()
+    assert found.path is not None
+    assert found.path.name == "step-00000020"
+    assert train(tmp_path / "run").state.step == 24

@@ -1,0 +1,102 @@
+"""Several processes, launched for real by torchrun, train as one does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertblocks.core.metrics_file import read_metrics
+from tests.training.helpers import train
+
+NUMBERS = ("loss", "gradient_norm", "held_out_loss", "tokens")
+MUON = ["optimizer.kind=muon", "run.ema=0.9"]
+STABLE = ["optimizer.kind=stable_adamw", "optimizer.weight_decay=0.001"]
+#: What one process does, and what two do in its place.
+RUNS: dict[str, tuple[list[str], list[str]]] = {
+    "ddp": ([], []),
+    "fsdp": ([], ["run.parallel=fsdp"]),
+    "fsdp with accumulation": ([], ["run.parallel=fsdp", "run.micro_batch_tokens=64"]),
+    "ddp with accumulation": ([], ["run.micro_batch_tokens=64"]),
+    "muon": (MUON, [*MUON, "run.parallel=fsdp"]),
+    "stable adamw": (STABLE, [*STABLE, "run.parallel=fsdp"]),
+    "ddp after one process": ([], []),
+    "fsdp after one process": ([], ["run.parallel=fsdp"]),
+}
+
+
+def home(folder: Path, name: str) -> Path:
+    return folder / name.replace(" ", "-")
+
+
+def take_back(folder: Path) -> None:
+    """The last checkpoint does not count any more."""
+    (folder / "checkpoints" / "step-00000024" / "complete.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """All runs of two processes, in one launch."""
+    folder = tmp_path_factory.mktemp("processes")
+    runs = []
+    for name, (_, overrides) in RUNS.items():
+        if "after" in name:
+            train(home(folder, name), "run.checkpoints.every=12")
+            take_back(home(folder, name))
+        runs.append(" ".join([str(home(folder, name)), *overrides]))
+    launch([], " -- ".join(runs).split())
+    return folder
+
+
+def launch(options: list[str], arguments: list[str], **environment: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    done = subprocess.run(
+        [*command, "-m", "tests.training.helpers", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def curve(folder: Path) -> list[float]:
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [line[key] for line in lines for key in NUMBERS if key in line]
+
+
+def assert_same(folder: Path, alone: Path) -> None:
+    assert curve(folder) == pytest.approx(curve(alone), rel=1e-4)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(one / "checkpoints" / "step-00000024" / name) for one in (folder, alone))
+        assert set(ours) == set(theirs)
+        for key, value in theirs.items():
+            torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one(folder, tmp_path, name):
+    train(tmp_path, *RUNS[name][0])
+    assert_same(home(folder, name), tmp_path)
+
+
+def test_a_sharded_run_continues_alone(folder, tmp_path):
+    train(tmp_path)
+    sharded = home(folder, "fsdp with accumulation")
+    take_back(sharded)
+    train(sharded)
+    assert_same(sharded, tmp_path)
+
+
+def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path):
+    """torchrun ends and restarts all processes when one dies; they find the checkpoint by themselves."""
+    train(tmp_path / "alone")
+    launch(["--max-restarts=1"], [str(tmp_path / "killed")], DIE_AT_STEP="10")
+    assert_same(tmp_path / "killed", tmp_path / "alone")
+    assert [line["step"] for line in read_metrics(tmp_path / "killed" / "metrics.jsonl") if "loss" in line] == [
+        *range(1, 25)
+    ]

@@ -1,0 +1,123 @@
+"""Plans: the arithmetic against the published run and against a real model's tensors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
+from bertblocks.analysis import build
+from bertblocks.cli.main import app
+from bertblocks.training import estimate as planning
+from bertblocks.training.estimate import GPUS, flops_per_token, implied_utilization, make_plan, planned_config
+from bertblocks.training.recipe import read_recipe, recipe_names
+
+
+def test_the_published_run_of_modernbert_is_what_the_arithmetic_says():
+    """1.7T tokens of 1,024 in 194 h, 250B of 8,192 in 40 h and 50B in 12 h, on 8 H100."""
+    peak = 8 * GPUS["h100"].flops
+    model = build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")
+    share = implied_utilization(
+        model, planning.PUBLISHED_LENGTH, planning.PUBLISHED_TOKENS, planning.PUBLISHED_HOURS, peak
+    )
+    assert share == pytest.approx(planning.DEFAULT_UTILIZATION, rel=0.05)
+    made = make_plan(read_recipe("modernbert-base"), "h100", 8, share)
+    hours = [phase.hours for phase in made.phases]
+    # the recipe's first phase is 1.72T where the hours are given for 1.7T
+    assert hours[0] == pytest.approx(194 * 1.72 / 1.7, rel=0.01)
+    # the second and third phase had utilisations of their own: at that of the first they are within a quarter
+    assert hours[1] == pytest.approx(40, rel=0.25)
+    assert hours[2] == pytest.approx(12, rel=0.25)
+    assert made.hours == pytest.approx(194 + 40 + 12, rel=0.05)
+
+
+def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attention():
+    """The usual estimate, 6 N per token, with N the matrices of the encoder and the labelled share of the head's."""
+    model = build(BertBlocksConfig.from_preset("bert-base"), "masked-lm")
+    encoder = sum(one.numel() for name, one in model.named_parameters() if "layers" in name and one.dim() == 2)
+    head = 768 * 768 + 768 * 30522
+    attention = 12 * 4 * 128 * 768  # of a layer: scores and values, 2 FLOPs each, over 128 keys
+    assert flops_per_token(model, 128, 0.15) == pytest.approx(6 * (encoder + 0.15 * head) + 3 * attention)
+
+
+def test_memory_of_the_states_is_that_of_real_tensors():
+    recipe = read_recipe("demo", ["tokenizer.vocab_size=512", "run.precision=fp32"])
+    made = make_plan(recipe, "a100", 1)
+    model = BertBlocksForMaskedLM(planned_config(recipe))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss.backward()
+    optimizer.step()
+    memory = made.phases[0].memory
+    assert memory.weights == sum(one.nbytes for one in model.parameters())
+    assert memory.gradients == sum(one.grad.nbytes for one in model.parameters())
+    moments = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
+    assert memory.optimizer == sum(one.nbytes for one in moments)
+    assert made.parameters == model.num_parameters()
+
+
+def cost(*overrides: str, count: int = 1, name: str = "modernbert-base"):
+    return make_plan(read_recipe(name, list(overrides)), "h100", count).phases[0]
+
+
+def test_each_choice_changes_what_it_should():
+    plain = cost(count=8)
+    sharded = cost("run.parallel=fsdp", count=8)
+    assert sharded.memory.weights == plain.memory.weights / 8
+    assert sharded.memory.optimizer == plain.memory.optimizer / 8
+    assert sharded.memory.activations == plain.memory.activations
+    assert cost("run.precision=fp32", count=8).memory.activations == 2 * plain.memory.activations
+    assert cost("run.ema=0.999", count=8).memory.weights == 2 * plain.memory.weights
+    assert cost("run.micro_batch_tokens=49152", count=8).memory.activations == plain.memory.activations / 2
+    muon = cost("optimizer={kind: muon}", count=8)
+    assert plain.memory.optimizer / 2 < muon.memory.optimizer < plain.memory.optimizer
+    again = cost("run.gradient_checkpointing=true", count=8)
+    assert again.memory.activations < plain.memory.activations / 4
+    assert again.flops_per_token == pytest.approx(plain.flops_per_token * 4 / 3)
+    assert cost(count=16).hours == pytest.approx(plain.hours / 2)
+    assert cost("objective.rate=0.15", count=8).flops_per_token < plain.flops_per_token
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_has_a_plan(name):
+    made = make_plan(read_recipe(name), "h100", 8)
+    assert made.hours > 0
+    assert made.flops == sum(phase.tokens * phase.flops_per_token for phase in made.phases)
+    assert made.fits
+
+
+# ---------------------------------------------------------------------- command
+
+
+def run(*arguments: str, expect: int = 0):
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == expect, result.output
+    return result
+
+
+def test_the_command():
+    text = run("modernbert-base", "--gpu", "h100", "--count", "64").stdout
+    assert text.startswith("modernbert-base on 64 h100 at 25% of their peak: 149,655,232 parameters")
+    assert "context extension" in text
+    assert "which fits" in text
+    assert "does not fit" in run("bert", "--gpu", "rtx4090", "--count", "1", "phases.0.batch_tokens=1310720").stdout
+    found = json.loads(run("neobert", "phases.0.duration=1000", "--utilization", "0.4", "--json").stdout)
+    assert found["utilization"] == 0.4
+    assert found["phases"][0]["steps"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--gpu", "h10"], "--gpu is 'h10'; it must be one of v100,"),
+        (["demo", "--count", "0"], "--count is 0"),
+        (["demo", "--utilization", "40"], "--utilization is 40"),
+        (["demo", "--count", "64"], "phase 1 has batches of 16 rows; 64 devices need at least one row each"),
+        (["modernbert"], "modernbert is neither a file nor a recipe that comes with BertBlocks (did you mean"),
+        (["demo", "run.sede=1"], "did you mean 'seed'?"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    assert message in run(*arguments, expect=1).stderr

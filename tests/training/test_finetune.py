@@ -1,0 +1,389 @@
+"""Fine-tuning from files to a model that does the task: quality on separable data, resume, settings, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from bertblocks import BertBlocksConfig, BertBlocksModel, finetune
+from bertblocks.cli.main import app
+from bertblocks.core.settings import RecipeError
+from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.tasks.predictor import Predictor
+from bertblocks.text.tables import DataError
+from bertblocks.training.run_folder import RunFolderError
+
+COLOURS = ["red", "green", "blue"]
+NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A tiny fresh encoder with a tokenizer of whole words."""
+    folder = tmp_path_factory.mktemp("base")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "is", "which", "colour", "?", ".", *COLOURS, *NOUNS]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertBlocksConfig.from_preset(
+        "mini", vocab_size=32, hidden_size=32, num_attention_heads=2, intermediate_size=48, num_hidden_layers=2
+    )
+    BertBlocksModel(config).save_pretrained(folder)
+    return folder
+
+
+def sentence(rng: random.Random) -> tuple[str, str]:
+    colour = rng.choice(COLOURS)
+    return f"the {rng.choice(NOUNS)} is {colour} .", colour
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """The same easy problem for every task: which colour a sentence names."""
+    folder = tmp_path_factory.mktemp("files")
+    rng = random.Random(0)
+    rows = [sentence(rng) for _ in range(240)]
+    (folder / "classify.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    (folder / "regress.csv").write_text(
+        "text,score\n" + "".join(f"{text},{COLOURS.index(label) / 2:.1f}\n" for text, label in rows)
+    )
+    tags = [[(word, f"B-{word.upper()}" if word in COLOURS else "O") for word in text.split()] for text, _ in rows]
+    (folder / "tag.conll").write_text("\n\n".join("\n".join(f"{w} {t}" for w, t in one) for one in tags) + "\n")
+    questions = []
+    for number, (text, colour) in enumerate(rows):
+        answers = {"text": [colour], "answer_start": [text.index(colour)]}
+        questions.append({"id": str(number), "question": "which colour ?", "context": text, "answers": answers})
+    (folder / "answer.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    pairs = []
+    for _ in range(240):
+        first, second = sentence(rng), sentence(rng)
+        pairs.append(f"{first[0]},{second[0]},{float(first[1] == second[1])}\n")
+    (folder / "embed.csv").write_text("text,text_pair,score\n" + "".join(pairs))
+    return folder
+
+
+QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "metric", "least"),
+    [
+        ("classify", "classify.csv", "accuracy", 0.95),
+        ("classify", "regress.csv", "spearman", 0.9),
+        ("tag", "tag.conll", "f1", 0.95),
+        ("answer", "answer.jsonl", "exact_match", 90.0),
+        ("embed", "embed.csv", "spearman", 0.7),
+    ],
+)
+def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, metric, least):
+    done = finetune(task, base, files / file, output=tmp_path / "out", **QUICK)
+    assert done.scores[metric] >= least
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"] == done.scores
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "On the evaluation examples" in report
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    predictor = Predictor(tmp_path / "out", dtype=torch.float32)
+    text = "the stone is blue ."
+    if file == "classify.csv":
+        assert predictor.classify([text])[0].labels == ["blue"]
+    elif task == "tag":
+        assert [(one.label, one.text) for one in predictor.tag([text])[0]] == [("BLUE", "blue")]
+    elif task == "answer":
+        answer = predictor.answer([("which colour ?", text)])[0]
+        assert (answer.text, text[answer.start : answer.end]) == ("blue", "blue")
+    elif task == "embed":
+        vectors = predictor.encode([text, "the road is blue .", "the road is red ."])
+        assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+
+
+def test_cosines_are_learned_on_the_scale_of_the_scores(base, files, tmp_path):
+    rows = (files / "embed.csv").read_text().splitlines()
+    stars = [f"{row.rpartition(',')[0]},{1 + 4 * float(row.rpartition(',')[2])}" for row in rows[1:]]
+    path = tmp_path / "stars.csv"
+    path.write_text("\n".join([rows[0], *stars]))
+    plain = finetune("embed", base, files / "embed.csv", output=tmp_path / "plain", loss="cosine", **QUICK)
+    scaled = finetune("embed", base, path, output=tmp_path / "scaled", loss="cosine", **QUICK)
+    assert scaled.scores["spearman"] == pytest.approx(plain.scores["spearman"], abs=1e-6)
+    path.write_text("text,text_pair,score\na,b,3.5\nb,c,3.5\n")
+    with pytest.raises(DataError, match=r"stars\.csv: all scores are 3\.5; loss=cosine needs"):
+        finetune("embed", base, path, path, tmp_path / "same", loss="cosine")
+    with pytest.raises(RecipeError, match=r"micro_batch_size.* is 4; embed compares all texts of a batch"):
+        finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
+
+
+def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(base, files, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    rng = random.Random(1)
+    pairs = [(f"the {noun} is {colour} .", f"which {noun} is {colour} ?") for noun in NOUNS for colour in COLOURS]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"query": a, "positive": b}) + "\n" for a, b in rng.sample(pairs, len(pairs))))
+    done = finetune(
+        "embed", base, path, path, tmp_path / "out", epochs=30, batch_size=6, learning_rate=5e-3, dimensions=[8, 16]
+    )
+    assert done.metric == "ndcg@10"
+    assert done.scores["recall@10"] > 0.9
+    texts = [text for pair in pairs for text in pair]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    ours = Predictor(tmp_path / "out", dtype=torch.float32).encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_settings_reach_the_weights(base, files, tmp_path):
+    before = load_file(base / "model.safetensors")
+
+    def trained(name, **settings):
+        finetune("classify", base, files / "classify.csv", output=tmp_path / name, epochs=0.5, **settings)
+        return load_file(tmp_path / name / "model.safetensors")
+
+    frozen = trained("frozen", freeze_layers=1)
+    for name, values in before.items():
+        is_frozen = "embedding" in name or ".layers.0." in name
+        assert torch.equal(frozen[f"model.{name}"], values) == is_frozen, name
+    lora = trained("lora", lora_rank=2, learning_rate=1e-2)
+    assert not any("lora" in name for name in lora)
+    changed = {name for name, values in before.items() if not torch.equal(lora[f"model.{name}"], values)}
+    assert changed
+    assert all(
+        "layers" in name and name.endswith(("qkv.weight", "out.weight", "up.weight", "down.weight")) for name in changed
+    )
+    decayed = trained("decayed", layer_decay=0.1)
+    moved = {name: (decayed[f"model.{name}"] - values).abs().mean() for name, values in before.items()}
+    assert moved["encoder.layers.0.mlp.up.weight"] < 0.3 * moved["encoder.layers.1.mlp.up.weight"]
+
+
+def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):
+    done = finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=1, seeds=3)
+    values = [run["accuracy"] for run in done.runs]
+    assert len(values) == 3
+    assert done.scores["accuracy"] == pytest.approx(np.mean(values))
+    assert done.intervals["accuracy"] == pytest.approx(4.302653 * np.std(values, ddof=1) / np.sqrt(3), rel=1e-5)
+    assert (tmp_path / "out" / "seed-2" / "model.safetensors").is_file()
+
+
+def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
+    done = finetune(
+        "classify", base, files / "classify.csv", output=tmp_path / "out", **{**QUICK, "epochs": 40}, patience=2
+    )
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["accuracy"] for line in metrics if "accuracy" in line]
+    assert len(scores) < 40
+    assert done.scores["accuracy"] == max(scores)
+    assert scores[-2:] != sorted(scores)[-2:] or scores[-1] <= max(scores[:-2])
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(base, files, tmp_path):
+    command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
+    command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    out = tmp_path / "killed"
+    with subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("checkpoints/step-*/complete.json")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "results.json").exists(), "the run was over before it could be killed"
+    subprocess.run([*command, str(out)], check=True, env=environment, capture_output=True)
+    whole, resumed = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+ALL_TASKS = {"classify": "classify.csv", "tag": "tag.conll", "answer": "answer.jsonl", "embed": "embed.csv"}
+
+
+def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
+    for task, file in ALL_TASKS.items():
+        # one example is left for the last step, which two processes must share
+        options = {**QUICK, "epochs": (20 * 16 + 1) / 216, "parallel": parallel, "precision": "fp32"}
+        finetune(task, base, files / file, output=out / task, **options)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_learn_as_one_does(base, files, tmp_path, parallel):
+    """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
+    pooled = tmp_path / "pooled"
+    shutil.copytree(base, pooled)
+    BertBlocksModel(BertBlocksConfig.from_pretrained(base, pooler=True)).save_pretrained(pooled)
+    train_all(pooled, files, tmp_path / "one", parallel)
+    program = f"import tests.training.test_finetune as t; t.train_all(t.Path({str(pooled)!r}), t.Path({str(files)!r}), "
+    program += f"t.Path({str(tmp_path / 'two')!r}), {parallel!r})"
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run([*command, tmp_path / "train.py"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for task in ALL_TASKS:
+        one, two = (tmp_path / count / task for count in ("one", "two"))
+        losses = [
+            [line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").open()) if "loss" in line]
+            for folder in (one, two)
+        ]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-3), task
+        scores = [json.loads((folder / "results.json").read_text())["scores"] for folder in (one, two)]
+        assert scores[1] == pytest.approx(scores[0], abs=0.05 * max(map(abs, scores[0].values()))), task
+
+
+def run_cli(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["finetune", *map(str, arguments)])
+    return result.exit_code, result.output + result.stderr
+
+
+def test_the_command_prints_scores_and_does_not_overwrite(base, files, tmp_path):
+    arguments = [
+        "classify",
+        "--model",
+        base,
+        "--train",
+        files / "classify.csv",
+        "--output",
+        tmp_path / "out",
+        "epochs=1",
+    ]
+    code, text = run_cli(*arguments)
+    assert code == 0
+    assert "accuracy (chosen by)" in text
+    assert "text=text, label=label" in text
+    assert "24 of the examples (seed 0) are kept" in text
+    code, text = run_cli(*arguments)
+    assert code == 1
+    assert "holds a finished run" in text
+    code, text = run_cli(*arguments, "--overwrite", "--json")
+    assert code == 0
+    assert json.loads(text[text.index("{") :])["metric"] == "accuracy"
+
+
+def test_nothing_is_replaced_before_everything_is_read(base, files, tmp_path):
+    out, train = tmp_path / "out", files / "classify.csv"
+    options = {"epochs": 0.5, "overwrite": True}
+    finetune("classify", base, train, output=out, **options)
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(DataError, match=r"missing\.csv: no such file"):
+        finetune("classify", base, tmp_path / "missing.csv", output=out, **options)
+    with pytest.raises(RunFolderError, match=r"model is .* inside .*: it would be overwritten"):
+        finetune("classify", out, train, output=out, **options)
+    assert (out / "model.safetensors").read_bytes() == before
+    # a start that fails does not stand in the way of the right command
+    with pytest.raises(DataError, match="no column 'lable'"):
+        finetune("classify", base, train, output=tmp_path / "new", label="lable", epochs=0.5)
+    finetune("classify", base, train, output=tmp_path / "new", label="label", epochs=0.5)
+    with pytest.raises(ValueError, match="max_length is 5000; the model reads"):
+        finetune("classify", base, train, output=tmp_path / "long", max_length=5000)
+
+
+def test_another_request_in_a_folder_names_the_key(base, files, tmp_path):
+    out, train = tmp_path / "out", files / "classify.csv"
+    finetune("classify", base, train, output=out, epochs=0.5)
+    (out / "results.json").unlink()
+    with pytest.raises(RunFolderError, match=r"holds a run with epochs = 0\.5, and epochs is now 1\.0"):
+        finetune("classify", base, train, output=out, epochs=1)
+
+
+def test_entities_are_compared_by_kind_whatever_the_scheme(base, files, tmp_path):
+    """An inside tag that training did not have, and a model that writes BIOES."""
+    path = tmp_path / "eval.conll"
+    path.write_text("the O\nriver O\nis O\nred B-RED\nred I-RED\n")
+    finetune("tag", base, files / "tag.conll", path, tmp_path / "out", **QUICK)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["id2label"] = {key: name.replace("B-", "S-") for key, name in config["id2label"].items()}
+    config["label2id"] = {name: int(key) for key, name in config["id2label"].items()}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    scores = evaluate("tag", tmp_path / "out", files / "tag.conll").scores
+    assert scores["f1"] > 0.95
+    assert scores["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("text,label\na,x\nb,y\n", ["label=lable"], "no column 'lable' for label"),
+        ("text,label\na,x\nb,x\n", [], "the only label is 'x'"),
+        ("text,label\na,x\nb,\n", [], "line 3: the label is ''"),
+        ("text,label\na,1.5\nb,nan\n", [], "line 3"),
+        ("", [], "the file is empty"),
+        ("text,label\na,x\nb\n", [], "line 3: the row has 1 columns"),
+        ("text,label\na,x\nb,y\n", ["epocs=3"], "no key 'epocs'"),
+        ("text,label\na,x\nb,y\n", ["epochs"], "is no setting"),
+    ],
+)
+def test_bad_input_is_one_sentence(base, tmp_path, content, settings, message):
+    path = tmp_path / "train.csv"
+    path.write_text(content)
+    code, text = run_cli("classify", "--model", base, "--train", path, "--output", tmp_path / "out", *settings)
+    assert code == 1
+    assert message in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def squad(answer: str, start: object) -> str:
+    question = {"id": "q7", "question": "who ?", "answers": [{"text": answer, "answer_start": start}]}
+    return json.dumps({"data": [{"paragraphs": [{"context": "the tree is red .", "qas": [question]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "message"),
+    [
+        ("tag", "t.conll", "the O\nriver\n", "t.conll line 2: the row has 1 columns, others have 2"),
+        ("tag", "t.conll", b"the O\nriv\xe9r O\n", "t.conll line 2: byte 0xe9 is not UTF-8"),
+        ("tag", "t.conll", "", "t.conll: the file has no sentences"),
+        ("tag", "t.conll", "the O\nriver O\n", "t.conll line 1: from here to the end the only tag is 'O'"),
+        ("tag", "t.jsonl", '{"words": ["a", "b"], "tags": ["O"]}\n', "t.jsonl line 1: there are 2 words and 1 tags"),
+        (
+            "tag",
+            "t.jsonl",
+            '{"text": "a b", "spans": [{"start": 0, "end": 9, "label": "X"}]}\n',
+            "line 1: the span 0-9",
+        ),
+        ("answer", "t.json", squad("river", 4), "question 'q7': the answer 'river' does not stand at answer_start 4"),
+        ("answer", "t.json", squad("tree", "4"), "must have a text and a whole number answer_start"),
+        ("answer", "t.json", "", "the file is empty"),
+        ("answer", "t.json", b'{"data": "caf\xe9"}', "line 1: byte 0xe9 is not UTF-8"),
+        ("answer", "t.jsonl", '{"question": "who ?", "answers": []}\n', "t.jsonl: no column looks like context"),
+        ("embed", "t.csv", "text,text_pair,score\nx,y,1\nx,z,nan\n", "t.csv line 3: the score is 'nan'"),
+        ("embed", "t.csv", "text,text_pair,score\nx,y,1\nx,z,high\n", "t.csv line 3: the score is 'high'"),
+        ("embed", "t.csv", "text\nx\ny\n", "t.csv: no column looks like text_pair"),
+        ("embed", "t.csv", "a,b\nx,y\nx\n", "t.csv line 3: the row has 1 columns"),
+        ("embed", "t.csv", "", "the file is empty"),
+    ],
+)
+def test_bad_input_of_the_other_tasks_is_one_sentence(base, tmp_path, task, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, text = run_cli(task, "--model", base, "--train", path, "--output", tmp_path / "out")
+    text = " ".join(text.split())  # as it is before the terminal's width breaks it
+    assert code == 1
+    assert message in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
+    path = tmp_path / "eval.csv"
+    path.write_text("text,label\nthe tree is red .,rde\n")
+    with pytest.raises(DataError, match=r"eval\.csv line 2: the label 'rde' .*did you mean 'red'"):
+        finetune("classify", base, files / "classify.csv", path, tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"no key 'learnin_rate' .*learning_rate"):
+        finetune("classify", base, files / "classify.csv", path, tmp_path / "out", learnin_rate=1)
+    with pytest.raises(ValueError, match=r"'clasify'; it must be one of .*did you mean 'classify'"):
+        finetune("clasify", base, files / "classify.csv")

@@ -1,0 +1,116 @@
+"""Optimizers by their formulas and beside torch's own."""
+
+import math
+
+import pytest
+import torch
+
+from bertblocks.training.optimizers import (
+    ADAMW_UPDATE_SIZE,
+    NEWTON_SCHULZ,
+    NEWTON_SCHULZ_STEPS,
+    MuonOptimizer,
+    StableAdamWOptimizer,
+    get_optimizers,
+    orthogonalize,
+)
+from bertblocks.training.sections import AdamW, Muon, StableAdamW
+from tests.training.helpers import make_model
+
+
+def test_stable_adamw_is_its_formula():
+    """One number at a time, in double precision."""
+    weights = [torch.randn(5, 3), torch.randn(4)]
+    parameters = [torch.nn.Parameter(one.clone()) for one in weights]
+    first, second, eps, peak, decay = 0.9, 0.98, 1e-6, 0.1, 0.02
+    groups = [{"params": parameters[:1], "weight_decay": decay}, {"params": parameters[1:], "weight_decay": 0.0}]
+    optimizer = StableAdamWOptimizer(groups, lr=peak, betas=(first, second), eps=eps)
+    expected = [one.double() for one in weights]
+    means, squares = ([torch.zeros_like(one) for one in expected] for _ in range(2))
+    for step in range(1, 6):
+        rate = peak * (0.5 if step > 3 else 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for index, one in enumerate(parameters):
+            gradient = torch.randn(one.shape) * (10.0 if step == 4 else 1.0)  # a jump, so that the clip is felt
+            one.grad = gradient
+            gradient = gradient.double()
+            means[index] = first * means[index] + (1 - first) * gradient
+            squares[index] = second * squares[index] + (1 - second) * gradient**2
+            unbiased = squares[index] / (1 - second**step)
+            rms = math.sqrt(float((gradient**2 / unbiased.clamp(min=eps**2)).mean()))
+            own = rate / max(1.0, rms)
+            shrink = 1 - own / peak * (decay if index == 0 else 0.0)
+            update = means[index] / (1 - first**step) / (unbiased.sqrt() + eps)
+            expected[index] = expected[index] * shrink - own * update
+            if step == 4:
+                assert rms > 1.5
+        optimizer.step()
+        for one, value in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(one.data.double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_newton_schulz_moves_singular_values_by_its_polynomial():
+    matrix = torch.randn(12, 7, dtype=torch.float64)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / (values.square().sum().sqrt() + 1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        values = a * values + b * values**3 + c * values**5
+    expected = left @ values.diag() @ right
+    torch.testing.assert_close(orthogonalize(matrix), expected)
+    torch.testing.assert_close(orthogonalize(matrix.T), expected.T)
+
+
+def test_muon_beside_torchs_own():
+    """torch's works in bf16; ours on the CPU in fp32."""
+    start = torch.randn(16, 24)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    options = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
+    mine = MuonOptimizer([(ours, [16])], **options)
+    peer = torch.optim.Muon([theirs], **options, nesterov=True, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        gradient = torch.randn(16, 24)
+        ours.grad, theirs.grad = gradient, gradient.clone()
+        mine.step()
+        peer.step()
+    moved = (theirs - start).norm()
+    assert (ours - theirs).norm() < 0.05 * moved
+
+
+def test_muon_takes_stacked_matrices_apart():
+    start, gradient = torch.randn(12, 6), torch.randn(12, 6)
+    stacked = torch.nn.Parameter(start.clone())
+    optimizer = MuonOptimizer([(stacked, [6, 4, 2])], lr=0.1, momentum=0.0, weight_decay=0.0)
+    stacked.grad = gradient
+    optimizer.step()
+    for part, direction, after in zip(
+        start.split([6, 4, 2]), gradient.split([6, 4, 2]), stacked.split([6, 4, 2]), strict=True
+    ):
+        size = ADAMW_UPDATE_SIZE * math.sqrt(max(direction.shape))
+        torch.testing.assert_close(after.data, part - 0.1 * size * orthogonalize(direction))
+
+
+@pytest.mark.parametrize("section", [AdamW(), StableAdamW(kind="stable_adamw"), Muon(kind="muon")])
+def test_every_parameter_once_and_decay_on_matrices_only(section):
+    model = make_model(norm_bias=True, attention_qkv_bias=True)
+    optimizers = get_optimizers(model, section)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    taken = [id(one) for group in groups for one in group["params"]]
+    assert sorted(taken) == sorted(id(one) for one in model.parameters())
+    decays = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
+    for name, one in model.named_parameters():
+        is_matrix = name.endswith("weight") and "norm" not in name
+        assert decays[id(one)] == (section.weight_decay if is_matrix else 0.0), name
+
+
+def test_muon_has_the_matrices_of_layers_and_adamw_the_rest():
+    model = make_model()
+    muon, adamw = get_optimizers(model, Muon(kind="muon"))
+    names = {id(one): name for name, one in model.named_parameters()}
+    inside = {names[id(one)].split("layers.")[1].split(".", 1)[1] for one in muon.param_groups[0]["params"]}
+    assert inside == {"attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"}
+    assert len(muon.param_groups[0]["params"]) == 8
+    assert isinstance(adamw, torch.optim.AdamW)
+    parts = {tuple(muon.parts[id(one)]) for one in muon.param_groups[0]["params"]}
+    assert parts == {(32, 32, 32), (32,), (48, 48)}

@@ -1,0 +1,290 @@
+"""`bertblocks pretrain` from text files to a model, stopped and continued."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from bertblocks.cli.main import app
+from bertblocks.core.metrics_file import read_metrics
+from bertblocks.training.held_out import HeldOut, Unigram
+from bertblocks.training.pretrain import is_free_key
+from bertblocks.training.run_folder import differences
+from tests.training.helpers import VOCABULARY, Documents, make_model, make_vocabulary
+
+CONFIG = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    """A tiny recipe on a few made-up texts."""
+    chance = random.Random(0)
+    syllables = [first + second for first in "kmstr" for second in "aeiou"]
+    words = ["".join(chance.choices(syllables, k=chance.randint(1, 3))) for _ in range(40)]
+    texts = [" ".join(chance.choices(words, k=chance.randint(6, 30))) + "." for _ in range(150)]
+    (tmp_path / "texts.txt").write_text("\n\n".join(texts))
+    values = {
+        "model": {"preset": "mini", "config": CONFIG},
+        "tokenizer": {"vocab_size": 200},
+        "corpus": {
+            "workers": 1,
+            "held_out": 0.2,
+            "sources": [
+                {"name": "words", "files": [str(tmp_path / "texts.txt")]},
+                {"name": "long", "files": [str(tmp_path / "texts.txt")], "min_tokens": 20},
+            ],
+        },
+        "optimizer": {"lr": 1e-2},
+        "phases": [{"duration": 20, "length": 64, "batch_tokens": 256}],
+        "run": {
+            "folder": str(tmp_path / "run"),
+            "device": "cpu",
+            "log_every": 5,
+            "evaluation": {"every": 10, "tokens": 500, "pseudo_perplexity_tokens": 30},
+            "checkpoints": {"every": 5},
+        },
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(values))  # JSON is YAML
+    return path
+
+
+def run(recipe: Path, *overrides: str):
+    return CliRunner().invoke(app, ["pretrain", str(recipe), *overrides])
+
+
+def test_from_texts_to_a_model(recipe, tmp_path):
+    done = run(recipe)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run"
+    model = AutoModelForMaskedLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.config.mask_token_id, model.config.pad_token_id) == (tokenizer.mask_token_id, tokenizer.pad_token_id)
+    result = json.loads((folder / "result.json").read_text())
+    metrics = result["metrics"]
+    assert metrics["held_out_loss"] < metrics["unigram_loss"] + 0.5
+    assert "masked accuracy" in done.output
+    assert "[MASK]" in done.output
+    assert (folder / "report.html").is_file()
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [5, 10, 10, 15, 20, 20]
+    # both sources share one set of tokens
+    assert sorted(path.name for path in (folder / "data").iterdir()) == ["tokenizer", "words"]
+    checkpoint = folder / "checkpoints" / "step-00000020"
+    assert AutoTokenizer.from_pretrained(checkpoint).get_vocab() == tokenizer.get_vocab()
+    assert json.loads((checkpoint / "recipe.json").read_text())["optimizer"]["lr"] == 1e-2
+
+    again = run(recipe)
+    assert "Continuing from" in again.output
+    assert json.loads((folder / "result.json").read_text()) == result
+    other = run(recipe, f"run.folder={tmp_path / 'other'}")
+    assert other.exit_code == 0
+    assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
+
+
+def test_torchrun_with_shards_gives_the_same_model(recipe, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bertblocks"]
+    options = ["run.parallel=fsdp", "run.precision=fp32", "run.ema=0.9", "phases.0.duration=6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "pretrain", str(recipe), *options],
+        capture_output=True, text=True, check=False, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("masked accuracy") == 1, "one process speaks for all"
+    assert run(recipe, *options, f"run.folder={tmp_path / 'alone'}").exit_code == 0
+    together, alone = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "alone"))
+    assert together["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
+    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "alone"))
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-5)
+
+
+def test_sigterm_saves_and_says_so(recipe, tmp_path):
+    def stop() -> None:
+        while not (tmp_path / "run" / "checkpoints").is_dir():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    done = run(recipe, "phases.0.duration=100000")
+    thread.join()
+    assert done.exit_code == 143, done.output
+    assert "Stopped and saved after step" in done.output
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["{kind: masked_lm, sentence_order: true}", "{kind: sentence_order}", "{kind: masked_diffusion}"],
+)
+def test_other_objectives(recipe, tmp_path, objective):
+    done = run(recipe, f"objective={objective}", "phases.0.duration=4", "model.config.type_vocab_size=2")
+    assert done.exit_code == 0, done.output
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-2]
+    assert ("loss_masked_lm" in last) == ("sentence_order: true" in objective)
+
+
+def test_a_model_is_continued_and_grown(recipe, tmp_path):
+    assert run(recipe, "phases.0.duration=2").exit_code == 0
+    model = tmp_path / "run" / "model"
+    values = json.loads(recipe.read_text())
+    values["model"] = {"checkpoint": str(model)}
+    del values["tokenizer"]
+    recipe.write_text(json.dumps(values))
+    done = run(recipe, f"run.folder={tmp_path / 'more'}", "phases.0.duration=1", "optimizer.lr=1e-9")
+    assert done.exit_code == 0, done.output
+    before, after = (AutoModelForMaskedLM.from_pretrained(one) for one in (model, tmp_path / "more" / "model"))
+    for name, value in before.state_dict().items():
+        torch.testing.assert_close(after.state_dict()[name], value)
+    values["model"] = {"preset": "mini", "config": {**CONFIG, "num_hidden_layers": 4}, "grow_from": str(model)}
+    (tmp_path / "texts.txt").write_text(
+        "\n\n".join(f"other words than those, {number} times. " * 4 for number in range(150))
+    )
+    recipe.write_text(json.dumps(values))
+    done = run(recipe, f"run.folder={tmp_path / 'grown'}", "phases.0.duration=1")
+    assert done.exit_code == 0, done.output
+    vocabularies = [AutoTokenizer.from_pretrained(one).get_vocab() for one in (model, tmp_path / "grown" / "model")]
+    assert vocabularies[0] == vocabularies[1]
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "grown" / "model").config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optimizer.lrr=1"], "optimizer has no key 'lrr'"),
+        (["phases.0.length=128"], "max_position_embeddings is 64, and a phase has length 128"),
+        (["model.config.vocab_size=10"], "vocab_size is 10; the tokenizer has"),
+        (["model.config.hiden_size=10"], "hiden_size"),
+        (["phases.0.rope_theta=1e5", "model.config.block_pos_enc_kind=alibi"], "no global layer with RoPE"),
+        (["corpus.sources=[{name: a, files: [nothing.txt]}]"], "nothing.txt"),
+    ],
+)
+def test_mistakes_are_one_sentence(recipe, overrides, message):
+    done = run(recipe, *overrides)
+    assert done.exit_code == 1, done.output
+    assert message in done.stderr
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_a_folder_holds_one_run(recipe):
+    assert run(recipe, "phases.0.duration=1").exit_code == 0
+    done = run(recipe, "phases.0.duration=1", "optimizer.lr=0.5")
+    assert done.exit_code == 1
+    assert "holds a run with optimizer.lr = 0.01, and the recipe now says 0.5" in done.stderr
+    assert run(recipe, "phases.0.duration=1", "run.micro_batch_tokens=64").exit_code == 0
+
+
+def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe, tmp_path):
+    """Texts that change or go away after the start change nothing."""
+    assert run(recipe).exit_code == 0
+    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+    (tmp_path / "texts.txt").unlink()
+    whole = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert run(recipe).exit_code == 0
+    again = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+    assert run(recipe, "run.precision=bf16").exit_code == 0
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000020" / "state.json").read_text())
+    assert state["precision"] == "bf16"
+
+
+def test_prepared_tokens_need_their_own_tokenizer(recipe, tmp_path):
+    invoke = CliRunner().invoke
+    for name, size in (("right", "200"), ("wrong", "60")):
+        command = ["tokenizer", "train", str(tmp_path / name), str(tmp_path / "texts.txt"), "--vocab-size", size]
+        made = invoke(app, command)
+        assert made.exit_code == 0, made.output
+    options = ["--tokenizer", str(tmp_path / "right"), "--held-out", "0.2", "--workers", "1"]
+    made = invoke(app, ["data", "prepare", str(tmp_path / "tokens"), str(tmp_path / "texts.txt"), *options])
+    assert made.exit_code == 0, made.output
+    source = f"corpus.sources=[{{name: words, tokens: {tmp_path / 'tokens'}}}]"
+    done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'wrong'}}}", "phases.0.duration=1")
+    assert done.exit_code == 1
+    assert "was made with another tokenizer" in done.stderr
+    folder = f"run.folder={tmp_path / 'second'}"
+    done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'right'}}}", "phases.0.duration=1", folder)
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "second" / "data" / "words").exists()
+
+
+def test_what_a_run_may_change():
+    before = {"run": {"seed": 1, "device": "cpu", "checkpoints": {"keep": 1}}, "phases": [{"length": 8}]}
+    now = {"run": {"seed": 1, "device": "cuda", "checkpoints": {"keep": 2}}, "phases": [{"length": 9}]}
+    assert differences(before, now, is_free_key) == [("phases", [{"length": 8}], [{"length": 9}])]
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def test_held_out_metrics_are_those_of_a_padded_loop():
+    model, held_out = make_model().eval(), HeldOut([Documents(3)], make_vocabulary(), 32, 600)
+    losses, right = [], []
+    for batch in held_out.batches:
+        bounds = batch.cu_seqlens.tolist()
+        for start, stop in itertools.pairwise(bounds):
+            ids, labels = batch.input_ids[start:stop], batch.labels[start:stop]
+            scores = model(ids[None]).logits[0].log_softmax(dim=1)
+            for place in (labels != -100).nonzero().flatten().tolist():
+                assert ids[place] == 3, "a token that is scored is not hidden"
+                losses.append(-scores[place, labels[place]].item())
+                right.append(scores[place].argmax().item() == labels[place].item())
+    found = held_out.evaluate(model)
+    assert found["held_out_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["held_out_accuracy"] == pytest.approx(np.mean(right))
+    assert len(held_out.targets) == len(losses) > 30
+
+
+def test_pseudo_perplexity_is_exact():
+    model, held_out = make_model().eval(), HeldOut([Documents(3)], make_vocabulary(), 32, 600)
+    pieces, losses = iter(held_out.pieces), []
+    while len(losses) < 40:
+        ids = torch.tensor([1, *next(pieces).ids.tolist(), 2])
+        for place in range(1, len(ids) - 1):
+            hidden = ids.clone()
+            hidden[place] = 3
+            losses.append(-model(hidden[None]).logits[0, place].log_softmax(dim=0)[ids[place]].item())
+    assert held_out.pseudo_perplexity(model, 40) == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
+
+
+def test_unigram_by_counting():
+    documents = Documents(0, count=30)
+    counts = [1 + sum(int((one == token).sum()) for one in documents.documents) for token in range(VOCABULARY)]
+    targets = np.array([5, 9, 9, 60])
+    found = Unigram.count([documents], VOCABULARY).evaluate(targets)
+    assert found["unigram_loss"] == pytest.approx(-np.mean([np.log(counts[one] / sum(counts)) for one in targets]))
+    assert found["unigram_accuracy"] == np.mean(targets == int(np.argmax(counts)))
+
+
+def test_filled_masks_show_what_the_model_says(recipe, tmp_path):
+    assert run(recipe, "phases.0.duration=2").exit_code == 0
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").eval()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    one = result["filled"][0]
+    logits = model(**tokenizer(one["text"], return_tensors="pt")).logits[0]
+    place = tokenizer(one["text"])["input_ids"].index(tokenizer.mask_token_id)
+    best = logits[place].softmax(dim=0).topk(3)
+    assert [word for word, _ in one["guesses"]] == [tokenizer.decode([index]) for index in best.indices.tolist()]
+    assert [share for _, share in one["guesses"]] == pytest.approx(best.values.tolist(), rel=1e-4)

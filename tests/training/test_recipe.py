@@ -1,0 +1,113 @@
+"""Recipes are strict, say where they are wrong, and mean what they say."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from bertblocks.cli.main import app
+from bertblocks.core.settings import RecipeError, read_section
+from bertblocks.training.amounts import Amount
+from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=3", "optimizer has no key 'lrr' (did you mean 'lr'?)"),
+        ("optimizer.kind=adamm", "optimizer.kind is 'adamm' (did you mean 'adamw'?); it must be one of adamw,"),
+        ("optimizer.momentum=0.9", "optimizer has no key 'momentum'"),
+        ("optimizer.lr=fast", "optimizer.lr is 'fast'; it must be a valid number"),
+        ("optimizer.lr=0", "optimizer.lr is 0; it must be greater than 0"),
+        ("optimizer.betas=[0.9]", "optimizer.betas is [0.9];"),
+        ("phases.0.duration=10%", "phases.0.duration is '10%'; it must be more than 0, in steps or tokens"),
+        ("phases.0.length=4", "phases.0.length is 4; it must be greater than or equal to 8"),
+        ("phases.3.length=64", "'3' is no entry of this list; its entries are 0 to 0"),
+        ("phases.0.mixture={docs: 1}", "phases.0.mixture names 'docs', which is no source"),
+        ("schedule.warmup=soon", "schedule.warmup is 'soon'; it must be an amount such as"),
+        ("schedule.warmup=200%", "a share is at most 100%"),
+        ("schedule.warmup=1.5", "schedule.warmup is 1.5; steps are whole"),
+        ("objective.rate=1.5", "objective.rate is 1.5; it must be less than 1"),
+        ("objective.rate={start: 0.3}", "objective.rate.end is missing"),
+        ("objective={mask_share: 0.8, random_share: 0.3}", "more than 1"),
+        ("corpus.sources.0.files=[a.txt]", "has files and builtin; give exactly one of"),
+        ("tokenizer={load: x, vocab_size: 50}", "leave out kind and vocab_size"),
+        ("model.checkpoint=x", "leave out preset, config and grow_from"),
+        ("run.sed=1", "run has no key 'sed' (did you mean 'seed'?)"),
+        ("modell=1", "has no key 'modell' (did you mean 'model'?)"),
+        ("name.x=1", "name is 'demo' and has no keys of its own"),
+        ("run.seed", "'run.seed' is no override"),
+        ("run.seed=[", "is no valid YAML value"),
+    ],
+)
+def test_what_is_wrong_is_named(override, message):
+    with pytest.raises(RecipeError) as error:
+        read_recipe(None, [override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_overrides_start_from_the_demo_or_the_file(tmp_path):
+    demo = read_recipe(None, ["model.config.num_hidden_layers=9", "optimizer.kind=muon", "optimizer.momentum=0.9"])
+    assert demo.model.config["num_hidden_layers"] == 9
+    assert demo.model.config["hidden_size"] == Recipe().model.config["hidden_size"]
+    assert (demo.optimizer.kind, demo.optimizer.momentum) == ("muon", 0.9)
+    file = tmp_path / "own.yaml"
+    file.write_text("optimizer: {lr: 1e-6}\nphases: [{duration: 1B tokens}, {duration: 5}]\n")
+    recipe = read_recipe(file, ["phases.1.length=64"])
+    assert (recipe.name, recipe.optimizer.lr) == ("own", 1e-6)
+    assert recipe.phases[0].duration == Amount(10**9, "tokens")
+    assert recipe.phases[1].length == 64
+    assert str(recipe.folder) == "runs/own"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is no valid YAML"),
+        ("- 1", "holds list; it must hold keys and values"),
+        ("run: {seed: 1}\nrun: {seed: 2}", "the key 'run' is there twice"),
+        ("run: !!python/object/apply:os.getcwd []", "is no valid YAML"),
+        ("phases: [{length: 64}]", "phases.0.duration is missing"),
+    ],
+)
+def test_files_that_are_no_recipes(tmp_path, text, message):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError) as error:
+        read_recipe(file)
+    assert message in str(error.value)
+    assert "bad.yaml" in str(error.value)
+
+
+def test_an_unknown_name_lists_those_that_come_along():
+    with pytest.raises(RecipeError, match=r"modernbert is neither a file .*did you mean 'modernbert-base'.*neobert"):
+        read_recipe("modernbert")
+
+
+def test_plain_values_and_back():
+    for name in recipe_names():
+        recipe = read_recipe(name)
+        assert read_section(Recipe, json.loads(recipe.model_dump_json()), name) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        (5, Amount(5, "steps")),
+        ("10k steps", Amount(10_000, "steps")),
+        ("1.72T tokens", Amount(1.72e12, "tokens")),
+        ("2.5%", Amount(2.5, "%")),
+        ("1 step", Amount(1, "steps")),
+    ],
+)
+def test_amounts(text, amount):
+    assert Amount.read(text) == amount
+    assert Amount.read(str(amount)) == amount
+
+
+def test_the_schema_command_prints_a_schema():
+    result = CliRunner().invoke(app, ["schema"])
+    schema = json.loads(result.stdout)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Phase"]["properties"]["length"]["description"].startswith("Tokens of a row")

@@ -1,0 +1,176 @@
+"""The recipes that come with the library: each is what was published, builds its model, and trains."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForMaskedLM
+
+from bertblocks import BertBlocksConfig
+from bertblocks.models import TASK_MODELS
+from bertblocks.training.build import task_name
+from bertblocks.training.pretrain import pretrain
+from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
+from bertblocks.training.training_plan import TrainingPlan
+
+NAMES = ["bert", "demo", "masked-diffusion", "modernbert-base", "neobert", "ngpt"]
+#: Parameters of each recipe's model, with its heads; those of ModernBERT are published, BERT's by transformers.
+PARAMETERS = {"modernbert-base": 149_655_232, "bert": 110_106_428}
+
+
+def test_every_recipe_is_listed():
+    assert recipe_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_builds_its_model_and_its_schedule(name):
+    recipe = read_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+    config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
+    with torch.device("meta"):
+        model = TASK_MODELS[task_name(recipe)](config)
+    if name in PARAMETERS:
+        assert model.num_parameters() == PARAMETERS[name]
+    table = TrainingPlan(recipe)
+    assert max(phase.length for phase in table.phases) <= config.max_position_embeddings
+    rates = [table.at(step * (table.total_steps - 1) // 100).learning_rate for step in range(101)]
+    assert all(0 < rate <= max(phase.peak for phase in table.phases) for rate in rates)
+
+
+def test_berts_pretraining_model_has_the_size_of_transformers():
+    from transformers import BertConfig, BertForPreTraining
+
+    with torch.device("meta"):
+        assert BertForPreTraining(BertConfig()).num_parameters() == PARAMETERS["bert"]
+
+
+def test_the_demo_is_what_a_recipe_is_by_default():
+    assert read_recipe("demo").model_copy(update={"description": ""}) == Recipe()
+    assert read_recipe() == read_recipe("demo")
+
+
+def test_bert_is_as_published():
+    recipe = read_recipe("bert")
+    table = TrainingPlan(recipe)
+    assert table.total_steps == 1_000_000
+    short, long = table.phases
+    assert (short.length, short.batches.steps, short.batches.rows) == (128, 900_000, 256)
+    assert (long.length, long.batches.steps, long.batches.rows) == (512, 100_000, 256)
+    # warm-up over 10,000 steps to 1e-4, then a straight line to nothing over the rest
+    assert table.at(9_999).learning_rate == pytest.approx(1e-4)
+    assert table.at(4_999).learning_rate == pytest.approx(0.5e-4)
+    assert table.at(505_000).learning_rate == pytest.approx(0.5e-4)
+    assert table.at(901_000).learning_rate == pytest.approx(0.1e-4)
+    assert (recipe.objective.rate, recipe.objective.mask_share, recipe.objective.random_share) == (0.15, 0.8, 0.1)
+    assert recipe.objective.sentence_order
+    assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ([0.9, 0.999], 0.01)
+
+
+def test_modernbert_is_as_published():
+    recipe = read_recipe("modernbert-base")
+    table = TrainingPlan(recipe)
+    first, second, third = table.phases
+    assert [phase.batches.total / 1e9 for phase in table.phases] == pytest.approx([1720, 250, 50], rel=1e-3)
+    assert [phase.length for phase in table.phases] == [1024, 8192, 8192]
+    assert [phase.batches.rows for phase in table.phases] == [4608, 576, 576]
+    assert [phase.rope_theta for phase in table.phases] == [10_000, 160_000, 160_000]
+    assert [phase.mask_rate for phase in table.phases] == [0.3] * 3
+    # the batch grows over the first 50B tokens, the rate over the first 3B
+    assert first.batches.rows_at(0) == 768
+    full = first.batches.step_at(50e9)
+    assert first.batches.rows_at(full - 1) < first.batches.rows_at(full + 1) == 4608
+    warm = first.batches.step_at(3e9)
+    assert table.at(warm // 2).learning_rate < 8e-4 * 0.6
+    assert table.at(warm).learning_rate == table.at(first.batches.steps - 1).learning_rate == 8e-4
+    assert table.at(second.first_step).learning_rate == table.at(third.first_step - 1).learning_rate == 3e-4
+    # 1 - sqrt to a thousandth
+    middle = third.first_step + third.batches.steps // 4
+    assert table.at(middle).learning_rate == pytest.approx(3e-4 * (0.001 + 0.999 / 2), rel=1e-3)
+    last = table.at(table.total_steps - 1).learning_rate
+    assert 3e-4 * 0.001 <= last < 3e-4 * 0.0012
+    assert (recipe.optimizer.kind, recipe.optimizer.clip) == ("stable_adamw", None)
+    assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.weight_decay) == ([0.9, 0.98], 1e-6, 1e-5)
+    config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
+    assert (config.attention_output_dropout, config.mlp_output_dropout, config.init_kind) == (0.1, 0.0, "megatron")
+
+
+def test_neobert_is_as_published():
+    recipe = read_recipe("neobert")
+    table = TrainingPlan(recipe)
+    first, second = table.phases
+    assert (first.batches.steps, first.length, first.batches.rows) == (1_000_000, 1024, 2048)
+    assert (second.batches.steps, second.length) == (50_000, 4096)
+    assert first.mixture == {"all": 1}
+    assert second.mixture == {"all": 0.2, "from-1024": 0.4, "from-2048": 0.4}
+    assert {source.name: source.min_tokens for source in recipe.corpus.sources} == {
+        "all": 0, "from-1024": 1024, "from-2048": 2048,
+    }  # fmt: skip
+    assert table.at(1_999).learning_rate == pytest.approx(6e-4)
+    assert table.at(451_000).learning_rate == pytest.approx(6e-4 * 0.55, rel=1e-3)  # half of the cosine
+    assert table.at(900_000).learning_rate == table.at(1_049_999).learning_rate == pytest.approx(6e-5)
+    assert (recipe.objective.rate, recipe.objective.mask_share, recipe.objective.random_share) == (0.2, 1.0, 0.0)
+    assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.clip) == ([0.9, 0.95], 1e-8, 1.0)
+
+
+def test_the_ngpt_recipe_renormalises_and_needs_no_decay():
+    recipe = read_recipe("ngpt")
+    config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
+    assert config.ngpt
+    assert config.ngpt_renormalize
+    assert recipe.optimizer.weight_decay == 0
+
+
+# ---------------------------------------------------------------------- each of them, made small, trains
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Documents of one to sixty sentences, so that there are long ones for a phase that wants them."""
+    file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    sentences = ["the cat sat on the mat.", "a dog ran home.", "my aunt sings at night.", "it rains in the town."]
+    lines = [
+        " ".join(sentences[(number * 7 + place) % 4] for place in range(1 + number * 13 % 60)) for number in range(80)
+    ]
+    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_made_small_trains_and_its_model_opens(name, texts, tmp_path):
+    recipe = read_recipe(name)
+    sources = [
+        {"name": source.name, "files": [str(texts)], "min_tokens": source.min_tokens // 16}
+        for source in recipe.corpus.sources
+    ]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    overrides = [
+        *(f"model.config.{key}={value}" for key, value in {**sizes, "max_position_embeddings": 128}.items()),
+        "tokenizer={vocab_size: 100}",
+        f"corpus={json.dumps({'sources': sources, 'held_out': 0.2, 'workers': 1})}",
+        "run.compile=false",
+        "run.micro_batch_tokens=256",
+        "run.evaluation.pseudo_perplexity_tokens=0",
+        f"run.folder={tmp_path / 'run'}",
+    ]
+    for index in range(len(recipe.phases)):
+        overrides += [f"phases.{index}.duration=2 steps", f"phases.{index}.length={32 * (index + 1)}"]
+        overrides.append(f"phases.{index}.batch_tokens=512")
+    if recipe.phases[0].batch_warmup:
+        overrides.append("phases.0.batch_warmup={start: 256, over: 512 tokens}")
+    done = pretrain(read_recipe(name, overrides), Console(quiet=True))
+    assert done.outcome.state.step == 2 * len(recipe.phases)
+    assert math.isfinite(done.metrics["held_out_loss"])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("loss", 0.0) > 0 for line in lines)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.hidden_size == 32
+    if name == "modernbert-base":
+        assert (model.config.rope_theta, model.config.local_rope_theta) == (160_000, 10_000)
+    if name == "ngpt":
+        rows = model.model.encoder.layers[0].attention.qkv.weight.norm(dim=1)
+        torch.testing.assert_close(rows, torch.ones_like(rows))

@@ -1,0 +1,119 @@
+"""A run that is killed, stopped or damaged ends with the weights of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertblocks.core.metrics_file import read_metrics
+from bertblocks.training.state import OPTIMIZER
+from tests.training.helpers import make_trainer, train
+
+
+def last_checkpoint(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*"))
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Weights, moments and metrics to the bit; only times may differ."""
+    for name in ("model.safetensors", OPTIMIZER):
+        ours, theirs = (load_file(last_checkpoint(one) / name) for one in (folder, other))
+        assert set(ours) == set(theirs)
+        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+    timeless = [
+        [{key: value for key, value in line.items() if "second" not in key} for line in read_metrics(one)]
+        for one in (folder / "metrics.jsonl", other / "metrics.jsonl")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """A run with dropout that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(folder, dropout=0.1)
+    return folder
+
+
+def test_killed_at_random_moments_and_during_saves(tmp_path):
+    command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), "12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    killed, torn = map(int, done.stdout.split())
+    assert killed >= 10
+    assert torn >= 1, "no kill left half a checkpoint behind"
+    assert_same_run(tmp_path / "killed", tmp_path / "straight")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_a_second_start_continues(tmp_path, straight, number):
+    trainer = make_trainer(tmp_path, dropout=0.1)
+
+    def send() -> None:
+        os.kill(os.getpid(), number)
+        if number == signal.SIGTERM:  # a cluster and torchrun both pass it on
+            os.kill(os.getpid(), number)
+
+    timer = threading.Timer(0.2, send)
+    timer.start()
+    outcome = trainer.train()
+    timer.join()
+    assert outcome.signal == number
+    assert 0 < outcome.state.step < 24
+    assert last_checkpoint(tmp_path).name == f"step-{outcome.state.step:08d}"
+    train(tmp_path, dropout=0.1)
+    assert_same_run(tmp_path, straight)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, straight, capsys):
+    train(tmp_path, dropout=0.1)
+    newest = last_checkpoint(tmp_path)
+    weights = newest / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-100] ^= 1
+    weights.write_bytes(damaged)
+    found = make_trainer(tmp_path).checkpoints.find()
+    assert found.path is not None
+    assert found.path.name == "step-00000020"
+    assert found.problems == [f"{newest} is damaged: model.safetensors is not what was written"]
+    train(tmp_path, dropout=0.1)
+    assert_same_run(tmp_path, straight)
+
+
+def test_accumulation_may_change_in_mid_run(tmp_path):
+    """Another split of the batches gives other roundings, and nothing else."""
+    train(tmp_path / "whole")
+    state = train(tmp_path / "split", "phases.0.duration=24", "run.micro_batch_tokens=64").state
+    assert state.step == 24
+    whole, split = (
+        [line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl") if "loss" in line]
+        for name in ("whole", "split")
+    )
+    assert split == pytest.approx(whole, rel=1e-5)
+    assert len(split) == 24
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path, straight):
+    train(tmp_path, dropout=0.1)
+    newest = last_checkpoint(tmp_path)
+    (newest / "complete.json").unlink()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 25, "lo')
+    train(tmp_path, dropout=0.1)
+    assert_same_run(tmp_path, straight)
+
+
+def test_state_is_plain_json(straight):
+    state = json.loads((last_checkpoint(straight) / "state.json").read_text())
+    assert state["step"] == 24
+    assert state["random"] == {"seed": 0, "step": 24}
+    assert state["position"].keys() == {"phase", "pool", "row"}
+    names = {path.suffix for path in last_checkpoint(straight).iterdir()}
+    assert names == {".json", ".safetensors"}
