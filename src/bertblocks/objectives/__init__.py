@@ -1,8 +1,8 @@
 """What is hidden and what is scored: pieces of text become inputs and targets."""
 
-from bertblocks.objectives.base import Objective, PackedBatch, RateSchedule
+from bertblocks.objectives.base import Objective, RateSchedule
 from bertblocks.objectives.masked_diffusion import MaskedDiffusion
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.objectives.sentence_order import SentenceOrder
 
-__all__ = ["MaskedDiffusion", "MaskedLanguageModeling", "Objective", "PackedBatch", "RateSchedule", "SentenceOrder"]
+__all__ = ["MaskedDiffusion", "MaskedLanguageModeling", "Objective", "RateSchedule", "SentenceOrder"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,26 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, combine
 from bertblocks.data.stream import DocumentSlice, Row
-
-
-@dataclass(frozen=True)
-class PackedBatch:
-    """Flat sequences without padding, their targets, and by what the sum of each loss is divided."""
-
-    input_ids: Tensor  # [tokens]
-    cu_seqlens: Tensor  # [sequences + 1]
-    counts: dict[str, int] = field(default_factory=dict)
-    labels: Tensor | None = None  # [tokens]
-    token_type_ids: Tensor | None = None  # [tokens]
-    order_labels: Tensor | None = None  # [sequences]
-    timesteps: Tensor | None = None  # [sequences]
-
-    def to(self, device: torch.device | str) -> PackedBatch:
-        tensors = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counts"}
-        moved = {name: one.to(device, non_blocking=True) for name, one in tensors.items() if one is not None}
-        return replace(self, **moved)
 
 
 class Objective(ABC):
@@ -46,11 +29,11 @@ class Objective(ABC):
     overhead: int
 
     @abstractmethod
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         """Inputs and targets of these rows; `progress` is the share of the training that is done."""
 
     @abstractmethod
-    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         """The sum of each loss over the batch; dividing by the counts of the global batch gives its mean."""
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import GOLDEN, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Objective, PackedBatch, SequenceTokens, enclose, offsets
+from bertblocks.objectives.base import Objective, SequenceTokens, enclose, offsets
 from bertblocks.text.vocabulary import Vocabulary
 
 
@@ -30,7 +31,7 @@ class MaskedDiffusion(Objective):
             raise ValueError(f"min_time is {min_time}; it must be above 0 and below 1.")
         self.vocabulary, self.min_time = vocabulary, min_time
 
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens, vocabulary = SequenceTokens.of(rows, seed), self.vocabulary
         spread = uniform(combine("time", seed) + tokens.places.astype(np.uint64) * GOLDEN)
         times = self.min_time + (1 - self.min_time) * spread
@@ -39,7 +40,7 @@ class MaskedDiffusion(Objective):
         hidden &= ordinary
         ids = np.where(hidden, vocabulary.mask, tokens.ids)
         labels = np.where(hidden, tokens.ids, IGNORE)
-        return PackedBatch(
+        return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, tokens.lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=offsets(tokens.lengths + self.overhead),
             counts={"masked_diffusion": int(ordinary.sum())},
@@ -47,7 +48,7 @@ class MaskedDiffusion(Objective):
             timesteps=torch.from_numpy(times.astype(np.float32)),
         )
 
-    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         out = model(
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,

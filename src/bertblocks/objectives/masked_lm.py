@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.objectives.base import (
     Objective,
-    PackedBatch,
     RateSchedule,
     SequenceTokens,
     count_within,
@@ -61,18 +61,18 @@ class MaskedLanguageModeling(Objective):
         self.mask_share, self.random_share = mask_share, random_share
         self.whole_word, self.spans = whole_word, spans
 
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens = SequenceTokens.of(rows, seed)
         ids, labels = self.hide(tokens, progress)
         lengths, vocabulary = tokens.lengths, self.vocabulary
-        return PackedBatch(
+        return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=offsets(lengths + self.overhead),
             counts={"masked_lm": int((labels != IGNORE).sum())},
             labels=torch.from_numpy(enclose(labels, lengths, IGNORE, IGNORE)),
         )
 
-    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         out = model(
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,

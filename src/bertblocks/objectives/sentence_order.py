@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Objective, PackedBatch, SequenceTokens, offsets
+from bertblocks.objectives.base import Objective, SequenceTokens, offsets
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
@@ -32,7 +33,7 @@ class SentenceOrder(Objective):
     ) -> None:
         self.vocabulary, self.masking, self.token_types = vocabulary, masking, token_types
 
-    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> PackedBatch:
+    def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens = SequenceTokens.of(rows, seed)
         ids, labels = tokens.ids, None
         if self.masking is not None:
@@ -48,7 +49,7 @@ class SentenceOrder(Objective):
             counts = {"masked_lm": int((labels != IGNORE).sum()), **counts}
         types = np.repeat(np.tile([0, 1], len(sizes)), (sizes + np.array([2, 1])).ravel())
         vocabulary = self.vocabulary
-        return PackedBatch(
+        return FlatBatch(
             input_ids=torch.from_numpy(_enclose_pairs(ids[order], sizes, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=offsets(tokens.lengths + self.overhead),
             counts=counts,
@@ -57,7 +58,7 @@ class SentenceOrder(Objective):
             order_labels=torch.from_numpy(order_labels),
         )
 
-    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         out = model(
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,

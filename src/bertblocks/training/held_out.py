@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, PackedStream, Position, StreamSource
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
-from bertblocks.objectives import MaskedLanguageModeling, PackedBatch
+from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
 #: All models are measured at this share of tokens hidden, all of them as [MASK].
@@ -115,18 +116,18 @@ def one_at_a_time(model: Any, text: Tensor, places: Tensor, mask: int) -> Tensor
         copies = text.repeat(len(part), 1)
         copies[numbers, part] = mask
         bounds = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
-        logits = _logits(model, PackedBatch(input_ids=copies.flatten(), cu_seqlens=bounds))
+        logits = _logits(model, FlatBatch(input_ids=copies.flatten(), cu_seqlens=bounds))
         hidden = logits.view(len(part), len(text), -1)[numbers, part]
         losses.append(F.cross_entropy(upcast(hidden), text[part].to(model.device), reduction="none"))
     return torch.cat(losses) if losses else torch.zeros(0)
 
 
-def _labels(batch: PackedBatch) -> Tensor:
+def _labels(batch: FlatBatch) -> Tensor:
     assert batch.labels is not None
     return batch.labels
 
 
-def _logits(model: Any, batch: PackedBatch) -> Tensor:
+def _logits(model: Any, batch: FlatBatch) -> Tensor:
     """`[tokens, vocabulary]`."""
     batch = batch.to(model.device)
     out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
@@ -159,7 +160,7 @@ def fill_masks(model: Any, tokenizer: Any, held_out: HeldOut, count: int, guesse
         place, answer = words[len(words) // 2]
         ids = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
         ids[place + 1] = vocabulary.mask
-        batch = PackedBatch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
+        batch = FlatBatch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
         best = upcast(_logits(model, batch)[place + 1]).softmax(dim=0).topk(guesses)
         names = [tokenizer.decode([index]).strip() for index in best.indices.tolist()]
         text = " ".join(tokenizer.decode(ids[1:-1].tolist()).split())

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
 from bertblocks.nn.position import RotaryPosition, get_block_position
-from bertblocks.objectives import Objective, PackedBatch
+from bertblocks.objectives import Objective
 from bertblocks.training.held_out import HeldOut
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.task import Task
@@ -55,11 +56,11 @@ class PackedTask(Task):
         rows, following = self.streams[phase].take(place, moment.rows)
         return rows, {"phase": phase, **asdict(following)}
 
-    def batch(self, step: int, items: Sequence[Row]) -> PackedBatch:
+    def batch(self, step: int, items: Sequence[Row]) -> FlatBatch:
         moment = self.plan.at(step)
         return self.objectives[moment.phase.index].batch(items, self.seed, moment.progress)
 
-    def losses(self, model: nn.Module, batch: PackedBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.objectives[0].losses(model, batch)
 
     def learning_rate(self, step: int) -> float:

@@ -1,0 +1,63 @@
+"""The batch that every model takes: sequences laid end to end, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """Flat sequences, their targets, and the counts by which the sum of each loss is divided to give its mean.
+
+    `labels` has one entry per token, sequence or example, as the loss requires; `order_labels` and `timesteps` belong
+    to sentence order prediction and masked diffusion.
+
+    Example:
+        >>> batch = FlatBatch.from_sequences([[5, 6], [7]], types=[[0, 0], [0]])
+        >>> batch.input_ids.tolist(), batch.cu_seqlens.tolist(), batch.token_type_ids
+        ([5, 6, 7], [0, 2, 3], None)
+    """
+
+    input_ids: Tensor  # [tokens]
+    cu_seqlens: Tensor  # [sequences + 1]
+    token_type_ids: Tensor | None = None  # [tokens]
+    labels: Tensor | None = None
+    order_labels: Tensor | None = None  # [sequences]
+    timesteps: Tensor | None = None  # [sequences]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_sequences(
+        cls,
+        ids: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None = None,
+        labels: Tensor | None = None,
+        counts: Mapping[str, int] | None = None,
+    ) -> FlatBatch:
+        """Joins sequences. Token types that are all 0 are left out, because models without types reject them."""
+        flat_types = [kind for sequence in types or () for kind in sequence]
+        lengths = torch.tensor([0, *map(len, ids)], dtype=torch.int32)
+        return cls(
+            input_ids=torch.tensor([token for sequence in ids for token in sequence], dtype=torch.long),
+            cu_seqlens=lengths.cumsum(0, dtype=torch.int32),
+            token_type_ids=torch.tensor(flat_types, dtype=torch.long) if any(flat_types) else None,
+            labels=labels,
+            counts=counts or {},
+        )
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The arguments of a model's forward pass, without targets."""
+        inputs = {"input_ids": self.input_ids, "cu_seqlens": self.cu_seqlens}
+        return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
+
+    def to(self, device: torch.device | str) -> FlatBatch:
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        moved = {
+            name: value.to(device, non_blocking=True) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
