@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the source: the keys, defaults and `#:` comments of src/bertblocks/config.py.
+"""Writes docs/config.md from the source: the keys, defaults and `#:` comments of src/bertblocks/config/config.py.
 
 Run it after changing a key: `python docs/generate_config.py`. The source is parsed, not imported.
 """
@@ -17,7 +17,7 @@ TARGET = ROOT / "docs" / "config.md"
 INTRODUCTION = """\
 # Config keys
 
-<!-- Written by docs/generate_config.py from src/bertblocks/config.py. Change the comments there, not this page. -->
+<!-- Written by docs/generate_config.py from src/bertblocks/config/config.py. Change the comments there, not this page. -->
 
 `BertBlocksConfig()` is BERT-base. Every key below is one step away from it. A key that is not listed here is refused
 with the nearest known name, except for what transformers itself keeps on a config (`num_labels`, `id2label`,
@@ -101,7 +101,7 @@ def read_choices(path: Path) -> dict[str, list[str]]:
 
 
 def render() -> str:
-    config, checks = PACKAGE / "config.py", PACKAGE / "config/validation.py"
+    config, checks = PACKAGE / "config/config.py", PACKAGE / "config/validation.py"
     per_layer = read_constant(checks, "LAYER_KEYS")
     choices = read_choices(checks)
     parts = [INTRODUCTION]
