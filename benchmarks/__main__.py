@@ -30,7 +30,7 @@ from benchmarks.picture import draw
 from benchmarks.report import study_sheets, workload_sheet
 from benchmarks.workload import Settings
 from bertblocks.core.registry import nearest
-from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.nn.ops.cpu import flushed_denormals
 
 ROOT = Path(__file__).parents[1]
 

@@ -182,8 +182,8 @@ def test_threads_stay_within_the_container(monkeypatch, files, cpus):
                 raise FileNotFoundError(self.name)
             return files[self.name]
 
-    monkeypatch.setattr(hardware, "Path", FakePath)
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(cpu, "Path", FakePath)
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setattr(hardware.torch, "get_num_threads", lambda: 64)
     assert hardware.choose_threads() == cpus
 

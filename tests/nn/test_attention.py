@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from bertblocks import BertBlocksModel
-from bertblocks.nn import attention as attention_module
 from bertblocks.nn.backends import AttentionPattern, CpuBackend, EagerBackend, FlashBackend, SdpaBackend, get_backend
 from bertblocks.nn.backends import cpu as cpu_module
 from bertblocks.nn.backends import flash as flash_module
 from bertblocks.nn.backends import sdpa as sdpa_module
 from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.ops import cpu as cpu_ops
 from bertblocks.nn.position import ALiBi, BlockPosition, alibi_slopes
 from tests.helpers import EDGE_LENGTHS, WINDOW, naive_attention, tiny_config
 
@@ -280,7 +280,7 @@ class Witness(EagerBackend):
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
 def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_norm, has_units, is_cast, monkeypatch):
-    monkeypatch.setattr(attention_module, "has_amx", lambda: has_units)
+    monkeypatch.setattr(cpu_ops, "has_amx", lambda: has_units)
     model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
     attention, witness = model.encoder.layers[0].attention, Witness()
     x, layout = torch.randn(6, 32), SequenceLayout.from_shape(2, 3, torch.device("cpu"))

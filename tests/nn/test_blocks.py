@@ -995,7 +995,7 @@ def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger):
 def test_denormals_are_flushed_for_a_while_only():
     import sys
 
-    from bertblocks.nn.numerics import flushed_denormals
+    from bertblocks.nn.ops.cpu import flushed_denormals
 
     tiny = torch.tensor(sys.float_info.min, dtype=torch.float64)
     assert (tiny / 2).item() > 0

@@ -1,7 +1,9 @@
-"""What this CPU can do, read before torch is imported."""
+"""What this CPU can do and how much of it the process may use. Imports no torch, so it can run before torch does."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import platform
 from functools import cache
@@ -10,13 +12,13 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")
 #: The CPUID leaf that describes AMX tiles.
 TILE_LEAF = 0x1D
-#: The largest instruction set below AMX, in oneDNN's words.
+#: oneDNN's name for the largest instruction set below AMX.
 BELOW_AMX = "AVX512_CORE_FP16"
 
 
 @cache
 def cpu_info() -> dict[str, str]:
-    """The first processor's lines in /proc/cpuinfo; empty where there is no such file."""
+    """The first processor's entries in /proc/cpuinfo; empty where that file does not exist."""
     if platform.machine() not in ("x86_64", "AMD64") or not CPUINFO.is_file():
         return {}
     first = CPUINFO.read_text(encoding="utf-8").split("\n\n")[0]
@@ -33,12 +35,12 @@ def is_intel() -> bool:
 
 
 def has_amx() -> bool:
-    """True for CPUs whose AMX tiles can be used for bf16."""
+    """True if the CPU has working AMX tiles for bf16."""
     return "amx_bf16" in cpu_flags() and not is_amx_broken()
 
 
 def is_amx_broken() -> bool:
-    """True if the CPU claims AMX and does not describe its tiles, as on some virtual machines.
+    """True if the CPU reports AMX but does not describe its tiles, as on some virtual machines.
 
     oneDNN then configures tiles of size 0, and the first bf16 product ends the process with an illegal instruction.
     """
@@ -47,6 +49,21 @@ def is_amx_broken() -> bool:
 
 
 def avoid_broken_amx() -> None:
-    """Keeps oneDNN from AMX where it would crash. It reads the variable at its first product, and never again."""
+    """Stop oneDNN from using AMX where that would crash. oneDNN reads the variable once, at its first product."""
     if is_amx_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", BELOW_AMX)
+
+
+def allowed_cpus() -> int:
+    """CPUs this process may run on, or the share of them that its control group grants."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            fields = " ".join(Path(file).read_text() for file in (quota_file, period_file) if file).split()
+            quota, period = int(fields[0]), int(fields[1])
+            if quota > 0 and period > 0:
+                return min(cpus, math.ceil(quota / period))
+    return cpus

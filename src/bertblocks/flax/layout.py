@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array
+
+from flax import struct
 
 
 class RowLayout(struct.PyTreeNode):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from flax import struct
 from jax import Array
+
+from flax import struct
 
 
 class Output(struct.PyTreeNode):

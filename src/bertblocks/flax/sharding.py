@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flax import nnx
 
 Tree = TypeVar("Tree")
 

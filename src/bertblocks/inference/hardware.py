@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
-from bertblocks.nn.numerics import has_bf16_units
+from bertblocks.core.cpu import allowed_cpus
+from bertblocks.nn.ops.cpu import has_bf16_units
 
 CORE_TOKENS, GPU_TOKENS = 1024, 32768
 
@@ -21,7 +19,7 @@ def choose_device() -> torch.device:
 
 def choose_threads() -> int:
     """As many as torch would take, but no more than this process may use: torch does not see a container's limit."""
-    return max(1, min(torch.get_num_threads(), _allowed_cpus()))
+    return max(1, min(torch.get_num_threads(), allowed_cpus()))
 
 
 def choose_token_budget(device: torch.device, threads: int) -> int:
@@ -32,21 +30,6 @@ def choose_token_budget(device: torch.device, threads: int) -> int:
 def choose_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware has units for it, float32 elsewhere; by its flags, so that results do not vary."""
     return torch.bfloat16 if has_bf16_units(device) else torch.float32
-
-
-def _allowed_cpus() -> int:
-    """CPUs this process may run on, or the share of them that its control group grants."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota_file, period_file in (
-        ("/sys/fs/cgroup/cpu.max", None),
-        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            fields = " ".join(Path(file).read_text() for file in (quota_file, period_file) if file).split()
-            quota, period = int(fields[0]), int(fields[1])
-            if quota > 0 and period > 0:
-                return min(cpus, math.ceil(quota / period))
-    return cpus
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
-from bertblocks.core.cpu import has_amx
 from bertblocks.nn.backends.base import AttentionBackend, AttentionPattern
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import RMSNorm
+from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import not_cast
 from bertblocks.nn.position import BlockPosition
 
@@ -100,12 +100,6 @@ class Attention(nn.Module):
         if self.pattern.num_global_tokens:
             parts.append(f"global_tokens={self.pattern.num_global_tokens}")
         return ", ".join(parts)
-
-
-def is_half_slow(x: Tensor) -> bool:
-    """True where the many small products of attention are slower in half precision than in fp32."""
-    is_half = x.dtype in (torch.bfloat16, torch.float16)
-    return is_half and x.device.type == "cpu" and not torch.compiler.is_compiling() and not has_amx()
 
 
 def take(x: Tensor, rows: Tensor | None) -> Tensor:

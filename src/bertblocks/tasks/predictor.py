@@ -35,7 +35,7 @@ from bertblocks.models import (
     BertBlocksPreTrainedModel,
 )
 from bertblocks.models.masked_lm import LanguageModel
-from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.tasks.answer.predictions import AnsweringJob
 from bertblocks.tasks.classify.predictions import ClassificationJob
 from bertblocks.tasks.embed.predictions import EmbeddingJob

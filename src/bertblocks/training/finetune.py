@@ -21,7 +21,7 @@ from bertblocks.core.registry import nearest
 from bertblocks.core.settings import read_section
 from bertblocks.core.storage import write_json
 from bertblocks.data.hashing import combine, permute
-from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.classify.task import ClassifyTask

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from bertblocks.nn.numerics import has_bf16_units
+from bertblocks.nn.ops.cpu import has_bf16_units
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from bertblocks.core.storage import atomic_entries, write_json
-from bertblocks.nn.numerics import flushed_denormals
+from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.reports.page import write_pretraining_report
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import build_model, build_objectives

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
+
+from flax import nnx
 
 Activation = Callable[[Array], Array]
 

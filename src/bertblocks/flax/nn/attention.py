@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -11,6 +10,7 @@ from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.nn.norm import RMSNorm
 from bertblocks.flax.nn.position import BlockPosition
 from bertblocks.flax.nn.softmax import Softmax
+from flax import nnx
 
 
 class Attention(nnx.Module):

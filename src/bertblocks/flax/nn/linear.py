@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
+
+from flax import nnx
 
 
 class Linear(nnx.Module):

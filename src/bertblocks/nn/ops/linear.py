@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+
+from bertblocks.nn.ops.cpu import is_onednn_faster
 
 #: What oneDNN calls the activations that it applies to its result before that leaves the cache, and how.
 POST_OPERATIONS = {
@@ -25,14 +26,6 @@ POST_OPERATIONS = {
     "silu": ("swish", ""),
     "swish": ("swish", ""),
 }
-
-
-@cache
-def is_onednn_faster() -> bool:
-    """True for x86 CPUs with AVX512 that are not Intel's."""
-    cpu = torch.cpu.get_capabilities()
-    is_intel = "intel" in str(cpu.get("cpu_name", "")).lower()
-    return torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_f")) and not is_intel
 
 
 def is_captured() -> bool:
