@@ -17,7 +17,7 @@ TARGET = ROOT / "docs" / "config.md"
 INTRODUCTION = """\
 # Config keys
 
-<!-- Written by docs/generate_config.py from src/bertblocks/config/config.py. Change the comments there, not this page. -->
+<!-- docs/generate_config.py writes this page from the comments in src/bertblocks/config/config.py. Edit them there. -->
 
 `BertBlocksConfig()` is BERT-base. Every key below is one step away from it. A key that is not listed here is refused
 with the nearest known name, except for what transformers itself keeps on a config (`num_labels`, `id2label`,
