@@ -1,8 +1,7 @@
-"""The documents say what is so: their code runs and prints what they show, their commands, links and files exist."""
+"""The documents are true: their code runs and prints what they show; the commands, links and files they name exist."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import io
@@ -10,15 +9,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from typer.testing import CliRunner
 
 import bertblocks
 from bertblocks.cli.main import app
+from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.nn.activation import ACTIVATIONS
 from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.mlp import MLPS
@@ -27,26 +31,16 @@ from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
-WITH_CODE = [
-    "README.md",
-    "docs/architecture.md",
-    "docs/data.md",
-    "docs/families.md",
-    "docs/finetuning.md",
-    "docs/inference.md",
-    "docs/jax.md",
-    "docs/pretraining.md",
-    "docs/quantization.md",
-    "CONTRIBUTING.md",
-]
-DOCUMENTS = [*WITH_CODE, "docs/config.md", "docs/performance.md"]
-#: Files that the documents name and the repository does not hold, because they are parts of any checkpoint.
-OF_CHECKPOINTS = {"config.json", "model.safetensors"}
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+ROOM_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.glob("*/README.md"))]
+DOCUMENTS = [*PAGES, *ROOM_PAGES]
+#: Files that the documents name but the repository does not hold, because they belong to a checkpoint or a run.
+OUTPUTS = {"config.json", "model.safetensors", "model/", "result.json", "results.json"}
 
 
 @dataclass(frozen=True)
 class Fence:
-    """A fenced block: its language, its text, and the number of its first line."""
+    """A fenced block: its language, its text, and the line it starts on."""
 
     language: str
     text: str
@@ -75,15 +69,15 @@ def prose(document: str) -> str:
 
 @pytest.fixture
 def registries(monkeypatch):
-    """What examples register is forgotten afterwards."""
+    """Forgets afterwards what the examples register."""
     for registry in (ACTIVATIONS, BACKENDS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, MLPS, NORMS):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
 
 
-@pytest.mark.parametrize("document", WITH_CODE)
+@pytest.mark.parametrize("document", PAGES)
 @pytest.mark.usefixtures("registries")
 def test_code_and_commands_do_what_the_document_shows(document, tmp_path, monkeypatch):
-    """From top to bottom in one folder, so that a command may look at what an example has saved."""
+    """Runs from top to bottom in one folder, so that a command can use what an earlier example saved."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for fence in fences(document):
@@ -97,41 +91,59 @@ def test_code_and_commands_do_what_the_document_shows(document, tmp_path, monkey
 
 
 def run_python(document: str, fence: Fence) -> None:
-    """Every block has a namespace of its own: readers copy them one by one. `print(...)  # text` must print text."""
-    # line numbers in tracebacks are those of the document
+    """Runs a block in its own namespace, as a reader would paste it. `print(...)  # text` must print text."""
+    # so that tracebacks show the line in the document
     code = compile("\n" * (fence.line - 1) + fence.text, str(ROOT / document), "exec")
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), record_models() as models:
         exec(code, {"__name__": "__main__"})
+    if document == "CONTRIBUTING.md":
+        assert models, f"the block at line {fence.line} runs no forward pass"
     expected = re.findall(r"^ *print\(.*\)  # (.+)$", fence.text, re.MULTILINE)
     assert printed.getvalue().splitlines() == expected, f"{document}, block at line {fence.line}"
 
 
+@contextlib.contextmanager
+def record_models() -> Iterator[set[str]]:
+    """The names of the model classes that run a forward pass meanwhile."""
+    names: set[str] = set()
+
+    def record(module: nn.Module, *_: object) -> None:
+        if isinstance(module, BertBlocksPreTrainedModel):
+            names.add(type(module).__name__)
+
+    handle = register_module_forward_hook(record)
+    try:
+        yield names
+    finally:
+        handle.remove()
+
+
 def run_console(document: str, fence: Fence) -> None:
-    """`$ command`, then lines of its output in order; `...` stands for lines left out."""
+    """Checks `$ command` followed by lines of its output in order; `...` marks omitted lines."""
     for session in re.split(r"^\$ ", fence.text, flags=re.MULTILINE)[1:]:
         command, _, shown = session.partition("\n")
         actual = run_shell_line(document, command).splitlines()
         lines = iter(squeeze(line) for line in actual)
         for line in shown.splitlines():
             if line.strip() not in ("", "..."):
-                assert squeeze(line) in lines, f"{document}: `{command}` does not print, at its place: {line}"
+                assert squeeze(line) in lines, f"{document}: `{command}` does not print this line here: {line}"
 
 
 def squeeze(line: str) -> str:
-    """Without the width of columns, which depends on lines that may be left out."""
+    """Removes column widths, which depend on lines that may be omitted."""
     return re.sub(r"─+", "─", " ".join(line.split()))
 
 
 def run_shell_line(document: str, line: str) -> str:
-    """Runs `bertblocks` here and returns its output; checks that what other commands name is there."""
+    """Runs `bertblocks` in this process and returns its output. For other commands, checks the names."""
     words = shlex.split(line, comments=True)
     if not words:
         return ""
     program, arguments = words[0], words[1:]
     if program == "bertblocks":
         result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, f"{document}: `{line}` ends with {result.exit_code}: {result.output}"
+        assert result.exit_code == 0, f"{document}: `{line}` exits with {result.exit_code}: {result.output}"
         return result.output
     if program == "make":
         assert set(arguments) <= make_targets(), f"{document}: `{line}`"
@@ -160,8 +172,8 @@ def test_the_readme_lists_every_extra():
     assert set(re.findall(r"[\w-]+", " ".join(rows))) == declared_extras()
 
 
-def test_the_installed_command_is_the_one_that_is_documented():
-    """In a process of its own, as a shell would."""
+def test_the_installed_command_is_the_documented_one():
+    """Runs in a new process, as a shell would."""
     script = re.search(r'^bertblocks = "(.+):(.+)"$', read("pyproject.toml"), re.MULTILINE)
     assert script
     code = f"import sys; sys.argv[0] = 'bertblocks'; from {script[1]} import {script[2]}; {script[2]}()"
@@ -175,7 +187,7 @@ def test_the_installed_command_is_the_one_that_is_documented():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document):
+def test_links_have_targets(document):
     for target in re.findall(r"\]\(([^)]+)\)", prose(document)):
         if target.startswith(("http://", "https://")):
             continue
@@ -187,22 +199,22 @@ def test_links_lead_somewhere(document):
 
 
 def anchors(file: Path) -> set[str]:
-    """Of every heading, as GitHub makes them."""
+    """The anchors of all headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_files_that_are_named_exist(document):
-    """Paths count from the repository, from the package, or from the document's folder."""
+def test_named_files_exist(document):
+    """Paths are relative to the repository, to the package, or to the document's folder."""
     bases = (ROOT, PACKAGE, (ROOT / document).parent)
     for name in re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|txt|json|safetensors)|/))`", prose(document)):
-        if name not in OF_CHECKPOINTS:
+        if name not in OUTPUTS:
             assert any((base / name).exists() for base in bases), f"{document} names {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_make_targets_that_are_named_exist(document):
+def test_named_make_targets_exist(document):
     named = set(re.findall(r"`make ([\w-]+)`", prose(document)))
     assert named <= make_targets()
 
@@ -215,8 +227,8 @@ def test_public_names_exist(document):
 
 
 @pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_names_are_in_the_files_where_the_document_places_them(document):
-    """Of the form `name` in `file`."""
+def test_names_are_in_the_files_that_the_document_gives(document):
+    """Checks the form `name` in `file`."""
     places = re.findall(r"`(\w+)`\s+(?:in|of)\s+`([\w./-]+\.py)`", prose(document))
     assert places
     for name, file in places:
@@ -227,87 +239,63 @@ def test_names_are_in_the_files_where_the_document_places_them(document):
 # ---------------------------------------------------------------------- imports
 
 
-#: The rooms of docs/architecture.md, in order: each imports only those above it.
-ROOMS = [
-    "core",
-    "nn",
-    "config",
-    "models",
-    "analysis",
-    "text",
-    "checkpoints",
-    "data",
-    "objectives",
-    "inference",
-    "tasks",
-    "reports",
-    "training",
-    "evaluation",
-    "flax",
-    "cli",
-]
-
-
-def test_files_import_one_way():
-    """File by file there is no circle; imports for typing aside."""
-    files = {module_name(path): path for path in PACKAGE.rglob("*.py")}
-    graph = {name: imported(ast.parse(path.read_text(encoding="utf-8"))) & set(files) for name, path in files.items()}
-    assert "bertblocks.config" in graph["bertblocks.models.base"]
-    for name in ("bertblocks", "bertblocks._auto"):  # which resolve names when they are first used
-        del graph[name]
-    TopologicalSorter(graph).prepare()
-
-
-def test_rooms_import_only_rooms_above_them():
-    """Imports inside functions count too: none hides a circle."""
-    assert sorted(ROOMS) == sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
-    for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0]
-        if room not in ROOMS:
-            continue
-        for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
-            other = name.split(".")[1] if "." in name else ""
-            if other in ROOMS:
-                assert ROOMS.index(other) <= ROOMS.index(room), f"{path} imports {name}"
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported(module: ast.Module) -> set[str]:
-    """Modules of the package that a file imports, wherever the import stands, but not for typing alone."""
-    typing = {
-        id(inner)
-        for node in ast.walk(module)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(module):
-        if id(node) in typing:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "bertblocks":
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "bertblocks"}
-    return found
-
-
-# ---------------------------------------------------------------------- generated
-
-
-@pytest.mark.parametrize("page", ["config", "families", "performance"])
-def test_generated_pages_are_up_to_date(page):
+def load_generator(page: str) -> Any:
+    """The script docs/generate_<page>.py as a module."""
     name = f"generate_{page}"
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec
     assert spec.loader
     generator = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = generator  # dataclasses look their module up
+    sys.modules[spec.name] = generator  # dataclasses look up their module
     spec.loader.exec_module(generator)
-    assert generator.render() == read(f"docs/{page}.md"), f"run `python docs/{name}.py`"
+    return generator
+
+
+IMPORTS = load_generator("imports")
+
+
+def test_files_import_without_cycles():
+    """Imports for typing only do not count."""
+    files = IMPORTS.module_files()
+    graph = {name: IMPORTS.imported_names(path) & set(files) for name, path in files.items()}
+    assert "bertblocks.config" in graph["bertblocks.models.base"]
+    for name in ("bertblocks", "bertblocks._auto"):  # they resolve names on first use
+        del graph[name]
+    TopologicalSorter(graph).prepare()
+
+
+def test_rooms_import_only_rooms_above_them():
+    """Imports inside functions count too, so none can hide a cycle."""
+    rooms = IMPORTS.ROOMS
+    assert sorted(rooms) == sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
+    for name, path in IMPORTS.module_files().items():
+        room = IMPORTS.room_of(name)
+        for imported in IMPORTS.imported_names(path) if room else ():
+            other = IMPORTS.room_of(imported)
+            assert other is None or rooms.index(other) <= rooms.index(room), f"{path} imports {imported}"
+
+
+def test_the_graph_of_imports_leaves_out_only_implied_edges():
+    graph = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a", "c"}, "e": {"a"}}
+    reduced = {"a": set(), "b": {"a"}, "c": {"b"}, "d": {"c"}, "e": {"a"}}
+    assert IMPORTS.without_implied_edges(graph) == reduced
+
+
+def test_every_room_has_a_readme_and_a_place_in_the_architecture():
+    assert [f"src/bertblocks/{room}/README.md" for room in sorted(IMPORTS.ROOMS)] == ROOM_PAGES
+    listed = re.findall(r"^\| `(\w+)/` \|", prose("docs/architecture.md"), re.MULTILINE)
+    assert listed == IMPORTS.ROOMS
+
+
+# ---------------------------------------------------------------------- generated
+
+
+@pytest.mark.parametrize(
+    ("page", "script"),
+    [("config", "config"), ("families", "families"), ("performance", "performance"), ("architecture", "imports")],
+)
+def test_generated_pages_are_up_to_date(page, script):
+    assert load_generator(script).render() == read(f"docs/{page}.md"), f"run `python docs/generate_{script}.py`"
 
 
 def test_the_page_of_families_has_every_family():
