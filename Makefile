@@ -2,19 +2,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_BENCH := .venv/.installed-bench
+# one worker per CPU; a worker that runs out of tests takes some of another's, so most module fixtures are built once
+PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal --durations=20
 
 .PHONY: demo test test-slow lint format bench bench-quick tasks clean
 
-# pretrains a small model on the documentation strings of this machine; interrupted, it continues
+# pretrain a small model on the docstrings of this machine; run it again to continue after an interruption
 demo: $(INSTALLED)
 	$(BIN)/bertblocks pretrain
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # heavy checks: presets at full size, long texts
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -25,14 +27,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# speed beside transformers, ONNX Runtime, OpenVINO and sentence-transformers: tables, JSON and a picture
+# speed compared with transformers, ONNX Runtime, OpenVINO and sentence-transformers: tables, JSON and a chart
 bench: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks
 
 bench-quick: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks --quick
 
-# fine-tuning on real data with goals, then speed and scores beside transformers' Trainer; about an hour
+# fine-tuning on real data with target scores, then speed and scores compared with transformers' Trainer; about an hour
 tasks: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tasks
 	$(BIN)/python -m benchmarks.tasks --trainer
@@ -40,11 +42,12 @@ tasks: $(INSTALLED)
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
 
+# --no-compile: Python compiles the modules that are imported, which are few
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
 	touch $@

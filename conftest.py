@@ -1,4 +1,4 @@
-"""What needs an extra is collected where the extra is installed."""
+"""Settings that must be in place before JAX is imported, and the folders that need it."""
 
 import os
 from importlib.util import find_spec

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from benchmarks import __main__ as command
 from benchmarks.inputs import (
     data_folder,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax import nnx
 
 from bertblocks.flax import FlaxBertBlocksPreTrainedModel
 from bertblocks.flax.inputs import Inputs, Options
-from flax import nnx
 
 
 def segments_of(packed_seqlens: torch.Tensor, length: int) -> np.ndarray:

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 import bertblocks.flax as ours
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, load, register_norm
 from bertblocks.flax.inputs import Inputs, Options
 from bertblocks.flax.models.base import _run
 from bertblocks.models import TASK_MODELS
-from flax import nnx
 from tests.flax.helpers import assert_near, segments_of
 from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 from tests.nn.test_matrix import pack_rows

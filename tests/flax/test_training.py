@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 import torch
+from flax import nnx
 
 from bertblocks import BertBlocksForMaskedLM
 from bertblocks.flax import FlaxBertBlocksForMaskedLM, from_torch
 from bertblocks.flax.weights import named_weights
-from flax import nnx
 from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 
 IDS, MASK = pad_ids(ragged_ids(EDGE_LENGTHS))

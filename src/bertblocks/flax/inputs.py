@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx, struct
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
-from flax import nnx, struct
 
 #: The label of tokens and sequences that are not scored.
 IGNORE = -100

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax import Array
 
 from bertblocks.flax.validation import check_range, read_ids
-from flax import linen as nn
 
 
 class EncoderBlock(nn.Module):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from jax import Array
-
 from flax import struct
+from jax import Array
 
 
 class Output(struct.PyTreeNode):

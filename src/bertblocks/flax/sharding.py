@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Tree = TypeVar("Tree")
 

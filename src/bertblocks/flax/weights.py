@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax import nnx
 from jax import Array
 from torch import Tensor
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
-from flax import nnx
 
 #: Types that parameters may have, with torch's.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

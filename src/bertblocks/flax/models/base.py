@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
@@ -23,7 +24,6 @@ from bertblocks.flax.reading import check_shapes, pad_to_bucket, read_types, rea
 from bertblocks.flax.validation import check_supported
 from bertblocks.flax.weights import named_weights, new_torch_model, set_weights, to_torch, torch_weights
 from bertblocks.models import BertBlocksPreTrainedModel
-from flax import nnx
 
 
 class StaticConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
@@ -15,7 +16,6 @@ from bertblocks.flax.nn.head import Decoder, get_mlm_head
 from bertblocks.flax.numerics import cross_entropy
 from bertblocks.flax.outputs import TokenOutput
 from bertblocks.flax.reading import read_token_labels
-from flax import nnx
 
 
 class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 
 from bertblocks.config import BertBlocksConfig
@@ -16,7 +17,6 @@ from bertblocks.flax.nn.embedding import get_embedding
 from bertblocks.flax.nn.encoder import Encoder
 from bertblocks.flax.nn.head import ContactHead, Pooler
 from bertblocks.flax.outputs import EncoderModelOutput
-from flax import nnx
 
 
 class Encoded(NamedTuple):

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-
 from flax import nnx
+from jax import Array
 
 Activation = Callable[[Array], Array]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -10,7 +11,6 @@ from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.nn.norm import RMSNorm
 from bertblocks.flax.nn.position import BlockPosition
 from bertblocks.flax.nn.softmax import Softmax
-from flax import nnx
 
 
 class Attention(nnx.Module):

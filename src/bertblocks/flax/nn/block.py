@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -16,7 +17,6 @@ from bertblocks.flax.nn.position import BlockPosition, get_block_position
 from bertblocks.flax.numerics import upcast
 from bertblocks.nn.block import NGPT_ALPHA, NGPT_BASE_SCALE, NORM_POSITIONS
 from bertblocks.nn.norm import DeepNorm
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -12,7 +13,6 @@ from bertblocks.flax.nn.linear import Linear, Table, dropout
 from bertblocks.flax.nn.norm import Norm, get_norm
 from bertblocks.flax.nn.position import LearnedPosition, SinusoidalPosition, get_embedding_position
 from bertblocks.nn.embedding import MASKED_IN_TRAINING
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.block import get_block
 from bertblocks.flax.nn.norm import get_norm
 from bertblocks.flax.nn.position import get_shared_position
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

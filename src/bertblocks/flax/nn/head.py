@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -13,7 +14,6 @@ from bertblocks.flax.nn.activation import get_activation
 from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.nn.norm import Norm, get_norm
 from bertblocks.flax.numerics import lowest
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

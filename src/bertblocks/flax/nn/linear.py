@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-
 from flax import nnx
+from jax import Array
 
 
 class Linear(nnx.Module):

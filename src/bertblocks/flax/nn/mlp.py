@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.nn.activation import get_activation
 from bertblocks.flax.nn.linear import Linear, dropout
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.numerics import upcast
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
@@ -16,7 +17,6 @@ from bertblocks.flax.nn.linear import Table
 from bertblocks.flax.numerics import upcast
 from bertblocks.nn.position import RotaryPosition as TorchRotary
 from bertblocks.nn.position import alibi_slopes, relative_buckets
-from flax import nnx
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
