@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import bertblocks
@@ -31,7 +32,13 @@ from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 ROOM_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.glob("*/README.md"))]
 DOCUMENTS = [*PAGES, *ROOM_PAGES]
 #: Files that the documents name but the repository does not hold, because they belong to a checkpoint or a run.
@@ -234,6 +241,22 @@ def test_names_are_in_the_files_that_the_document_gives(document):
     for name, file in places:
         path = next(base / file for base in (ROOT, PACKAGE) if (base / file).exists())
         assert re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), f"{document} places {name} in {file}"
+
+
+def test_the_api_page_lists_every_public_name():
+    """Python names of the package and of its JAX part, and commands; no more and no fewer."""
+    sections = re.split(r"^## ", read("docs/api.md"), flags=re.MULTILINE)
+    listed = {
+        section.partition("\n")[0]: set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\|(.+?)\|", section, re.M))))
+        for section in sections
+    }
+    assert listed["`bertblocks`"] == set(bertblocks.__all__)
+    if importlib.util.find_spec("flax"):
+        assert listed["`bertblocks.flax`"] == set(importlib.import_module("bertblocks.flax").__all__)
+    commands = set()
+    for name, command in get_command(app).commands.items():
+        commands |= {f"{name} {inner}" for inner in command.commands} if hasattr(command, "commands") else {name}
+    assert listed["Command line"] == commands
 
 
 # ---------------------------------------------------------------------- imports

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from bertblocks.nn.position import register_position as register_position
     from bertblocks.tasks.predictor import Predictor as Predictor
     from bertblocks.training.finetune import finetune as finetune
+    from bertblocks.training.pretrain import pretrain as pretrain
+    from bertblocks.training.recipe import read_recipe as read_recipe
 
 __version__ = "0.1.0"
 
@@ -60,6 +62,8 @@ _HOMES = {
     "from_huggingface": "checkpoints.huggingface",
     "load": "checkpoints.load",
     "preset_names": "config",
+    "pretrain": "training.pretrain",
+    "read_recipe": "training.recipe",
     "register_activation": "nn.activation",
     "register_backend": "nn.backends",
     "register_mlp": "nn.mlp",
