@@ -66,7 +66,7 @@ The baselines of the ratios:
 | Baseline | What it is |
 | --- | --- |
 | transformers sdpa, padded | `AutoModel` with its default attention, one batch padded to its longest text |
-| transformers sdpa, sorted batches of 8 | the same, but eight texts at a time, sorted by length, as a careful user does it |
+| transformers sdpa, sorted batches of 8 | the same, but eight texts at a time, sorted by length |
 | sparse_prediction | an option of transformers' ModernBERT that scores only labelled tokens |
 | ONNX Runtime int8 (dynamic) | `quantize_dynamic`: weights per channel, activations per tensor at run time |
 | OpenVINO int8 (static) | NNCF's post-training quantization, with activation ranges measured beforehand |
@@ -82,8 +82,8 @@ exponent is the slope of log time over log length: 1 is linear, 2 is quadratic.
 PROFILE = """\
 ## Where the time goes
 
-The share of each operation in one fp32 forward pass. The last columns show how long the same matrix products would
-take at the sgemm rate of a large square product, and how close the pass comes to that. No fp32 pass can be faster than this
+The share of each operation in one fp32 forward pass. The last columns show how long the same matrix products would take
+at the sgemm rate of a large square product, and how close the pass comes to that. No fp32 pass can be faster than this
 bound. int8 can, because the CPU has units that multiply bytes.
 """
 
@@ -109,8 +109,8 @@ These ideas were tried on this kind of CPU and dropped, because they did not hel
 - bfloat16 in the fp32 workloads: it rounds. `Predictor` chooses it on CPUs that support it, and reports it.
 
 The speed-up in masked-LM training depends on how much transformers pads: the ragged workloads here have a padding
-factor of 4. In pretraining and fine-tuning, transformers runs in the same precision that BertBlocks chooses, which is bf16 on
-this CPU. Both gain from it.
+factor of 4. In pretraining and fine-tuning, transformers runs in the same precision that BertBlocks chooses, which is
+bf16 on this CPU. Both gain from it.
 """
 
 
