@@ -115,9 +115,9 @@ def test_tokenizers_that_cannot_be_are_refused(kind, size, message):
 
 
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="is no folder with a tokenizer"):
+    with pytest.raises(ValueError, match="is not a folder with a tokenizer"):
         load_fast_tokenizer(tmp_path / "missing")
-    with pytest.raises(ValueError, match="No tokenizer can be loaded"):
+    with pytest.raises(ValueError, match="Cannot load a tokenizer"):
         load_fast_tokenizer(tmp_path)
 
 
@@ -188,14 +188,16 @@ def test_what_is_there_is_used_again(tmp_path, corpus, tokenizer, monkeypatch):
     assert [args[-1] for args in made] == [2]
 
 
-def test_another_corpus_or_tokenizer_replaces_everything(tmp_path, corpus, tokenizer):
+def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corpus, tokenizer):
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     other = train_tokenizer("bpe", 300, make_texts(50))
-    store = prepare(corpus, other, folder, workers=1)
+    with pytest.raises(CorpusError, match="holds tokens of another corpus or tokenizer"):
+        prepare(corpus, other, folder, workers=1)
+    store = prepare(corpus, other, folder, workers=1, overwrite=True)
     assert store[0].tolist() == other(make_texts(600)[0], add_special_tokens=False).input_ids
     write_texts(tmp_path / "a.jsonl", make_texts(5))
-    store = prepare(corpus, other, folder, workers=1)
+    store = prepare(corpus, other, folder, workers=1, overwrite=True)
     assert len(store) == 5
     assert len(list(folder.glob("*.arrow"))) == 1
 
@@ -285,7 +287,7 @@ def test_commands_say_in_one_sentence_what_is_wrong(tmp_path, tokenizer):
         (["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", *common], "1 of 1 records cannot be used"),
         (
             ["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "x"],
-            "no folder with",
+            "is not a folder with",
         ),
         (
             ["tokenizer", "train", tmp_path / "t", tmp_path / "a.jsonl", "--kind", "bpe", "--vocab-size", 20],
