@@ -190,9 +190,9 @@ def test_lines_of_a_pipe_are_answered_one_by_one(folders):
     [
         ([], "Give texts, or --file FILE, or - to read lines from standard input: one of these."),
         (["plain", "--file", "x.txt"], "Give texts, or --file FILE"),
-        (["--file", "missing.txt"], "missing.txt does not exist."),
+        (["--file", "missing.txt"], "missing.txt: no such file or folder, and no file matches it as a pattern."),
         (["plain", "--column", "text=a"], "--column goes with --file."),
-        (["--file", "x.jsonl", "--column", "txet=a"], "a role being text (did you mean 'text'?)."),
+        (["--file", "x.jsonl", "--column", "txet=a"], "where the role is text (did you mean 'text'?)."),
         (["plain", "--dimensions", "99"], "dimensions is 99; it must be from 1 to 32."),
     ],
 )
@@ -205,11 +205,15 @@ def test_bad_use_is_one_sentence(folders, arguments, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "plain"}\n{"body": "x"}\n', "a.jsonl line 2 has the keys body; it must have text."),
-        ("a.jsonl", b'{"text": 3}\n', "a.jsonl line 1: 3 is no text."),
-        ("a.jsonl", b"{oops\n", "a.jsonl line 1 is no valid JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl line 1 holds [1]; it must be a string or an object."),
-        ("a.txt", "caf\u00e9\n".encode("latin-1"), "a.txt, line 1, is not UTF-8"),
+        (
+            "a.jsonl",
+            b'{"text": "plain"}\n{"body": "x"}\n',
+            "a.jsonl line 2: the keys are body; text must be among",
+        ),
+        ("a.jsonl", b'{"text": 3}\n', "a.jsonl line 1: 3 is not a text."),
+        ("a.jsonl", b"{oops\n", "a.jsonl line 1: the line is not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl line 1: [1] is not an object or a string."),
+        ("a.txt", "caf\u00e9\n".encode("latin-1"), "a.txt line 1: byte 0xe9 is not UTF-8"),
     ],
 )
 def test_bad_lines_are_named(folders, tmp_path, name, content, message):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from bertblocks.data.corpus import CorpusError, DatasetCorpus, FileCorpus, RecordCounts
+from bertblocks.data.corpus import DatasetCorpus, FileCorpus, RecordCounts
 from bertblocks.data.docstrings import (
     choose_held_out,
     clean,
@@ -23,6 +23,7 @@ from bertblocks.data.docstrings import (
 )
 from bertblocks.data.prepare import prepare
 from bertblocks.data.stream import PackedStream, Position, StreamSource
+from bertblocks.text.records import DataError
 from bertblocks.text.tokenizer_training import train_tokenizer
 
 TEXTS = ["One text.", 'Two "quoted", with comma.', "Drei: äöü\nand a second line.", "四"]
@@ -150,7 +151,7 @@ def test_bad_records_are_counted_and_named(tmp_path):
         "empty",
         "empty",
         "holds int, not text",
-        "holds list",
+        "[1] is not an object or a string",
         "not UTF-8",
     ]
     for (_, found), reason in zip(lines, reasons, strict=True):
@@ -162,14 +163,14 @@ def test_bad_rows_of_tables_are_named(tmp_path):
     texts, tally = read(FileCorpus((str(tmp_path / "a.csv"),)))
     assert texts == ["two\nlines", "last"]
     assert [problem.removeprefix(f"{tmp_path}/a.csv ") for problem in tally.named] == [
-        "line 4: the row has 1 values, the header 2",
+        "line 4: the row has 1 columns, the first row has 2: ['short']",
         "line 5: the text is not UTF-8",
         "line 6: the text is empty",
     ]
     parquet.write_table(pa.table({"body": ["a", "b", "c"]}), tmp_path / "a.parquet")
     _, tally = read(FileCorpus((str(tmp_path / "a.parquet"),)))
     assert tally.bad == 3
-    assert tally.named == [f"{tmp_path}/a.parquet row 1: there is no column 'text', but body"]
+    assert tally.named == [f"{tmp_path}/a.parquet row 1: there is no column 'text'; the columns are body"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
@@ -197,26 +198,26 @@ def test_too_many_bad_records_stop_and_few_do_not():
     tally = RecordCounts(
         good=98, bad=2, named=["a.jsonl line 3: the text is empty", "a.jsonl line 9: the text is empty"]
     )
-    tally.check(0.02)
-    with pytest.raises(CorpusError, match=r"2 of 100 records cannot be used.*0\.01 allows: a\.jsonl line 3: the text"):
-        tally.check(0.01)
-    with pytest.raises(CorpusError, match="no documents"):
-        RecordCounts().check(1.0)
+    tally.check(0.02, "a.jsonl")
+    with pytest.raises(DataError, match=r"2 of 100 records cannot be used.*0\.01 allows: a\.jsonl line 3: the text"):
+        tally.check(0.01, "a.jsonl")
+    with pytest.raises(DataError, match=r"a\.txt, b\.txt: there are no documents among 0 records"):
+        RecordCounts().check(1.0, FileCorpus(("a.txt", "b.txt")).name_source())
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.txt", "is no file or folder, and as a pattern it matches no file"),
-        ("*.csv", "matches no file"),
-        ("a.md", r"the ending is not one of \.txt, \.jsonl, \.csv, \.parquet"),
-        ("empty", r"holds no \.txt, \.jsonl"),
+        ("missing.txt", "no such file or folder, and no file matches it as a pattern"),
+        ("*.csv", "no file matches it"),
+        ("a.md", r"the ending '\.md' is not one of \.txt, \.jsonl, \.csv, \.parquet"),
+        ("empty", r"has no \.txt, \.jsonl"),
     ],
 )
 def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path, name, message):
     (tmp_path / "a.md").write_text("a")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CorpusError, match=message):
+    with pytest.raises(DataError, match=message):
         FileCorpus((str(tmp_path / name),)).shards()
 
 
@@ -269,7 +270,7 @@ def test_a_dataset_is_read_by_rows(tmp_path):
 
 def test_a_dataset_that_is_not_there_is_an_error(tmp_path):
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(CorpusError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="`datasets` cannot load it"):
         DatasetCorpus(str(tmp_path / "nothing")).shards()
 
 

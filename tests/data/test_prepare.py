@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from bertblocks.cli.main import app
-from bertblocks.data.corpus import CorpusError, FileCorpus
+from bertblocks.data.corpus import FileCorpus
 from bertblocks.data.prepare import make_shard, prepare
 from bertblocks.data.tokens import TokenStore
+from bertblocks.text.records import DataError
 from bertblocks.text.tokenizer_training import train_tokenizer
 from bertblocks.text.tokenizers import load_fast_tokenizer
 
@@ -192,7 +193,7 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corp
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     other = train_tokenizer("bpe", 300, make_texts(50))
-    with pytest.raises(CorpusError, match="holds tokens of another corpus or tokenizer"):
+    with pytest.raises(DataError, match="holds tokens of another corpus or tokenizer"):
         prepare(corpus, other, folder, workers=1)
     store = prepare(corpus, other, folder, workers=1, overwrite=True)
     assert store[0].tolist() == other(make_texts(600)[0], add_special_tokens=False).input_ids
@@ -205,10 +206,10 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corp
 def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path, tokenizer):
     write_texts(tmp_path / "a.jsonl", [*make_texts(30), "", *make_texts(30, 1), "", *make_texts(30, 2)])
     corpus = FileCorpus((str(tmp_path / "a.jsonl"),), shard_bytes=3000)
-    with pytest.raises(CorpusError, match=r"2 of 92 records cannot be used.*a\.jsonl line 31: the text is empty"):
+    with pytest.raises(DataError, match=r"2 of 92 records cannot be used.*a\.jsonl line 31: the text is empty"):
         prepare(corpus, tokenizer, tmp_path / "store", workers=1)
     # asked again it still says so, and with a larger share it goes on without tokenizing again
-    with pytest.raises(CorpusError, match="2 of 92"):
+    with pytest.raises(DataError, match="2 of 92"):
         prepare(corpus, tokenizer, tmp_path / "store", workers=1)
     store = prepare(corpus, tokenizer, tmp_path / "store", workers=1, max_bad_share=0.05)
     assert store.bad_records == [f"{tmp_path}/a.jsonl line {line}: the text is empty" for line in (31, 62)]
@@ -283,7 +284,7 @@ def test_commands_say_in_one_sentence_what_is_wrong(tmp_path, tokenizer):
     common = ["--tokenizer", tmp_path / "tokenizer"]
     cases = [
         (["data", "prepare", tmp_path / "store", *common], "Give exactly one of FILES, --dataset and --docstrings."),
-        (["data", "prepare", tmp_path / "store", tmp_path / "b.txt", *common], "b.txt is no file or folder"),
+        (["data", "prepare", tmp_path / "store", tmp_path / "b.txt", *common], "b.txt: no such file or folder"),
         (["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", *common], "1 of 1 records cannot be used"),
         (
             ["data", "prepare", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "x"],

@@ -133,7 +133,7 @@ def test_a_path_stands_for_its_lines(predictor, tmp_path):
 def test_a_line_that_is_not_utf8_is_named(predictor, tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("plain\ncafé\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.txt, line 2, is not UTF-8"):
+    with pytest.raises(ValueError, match=r"latin\.txt line 2: byte 0xe9 is not UTF-8"):
         predictor.encode(path)
     with pytest.raises(FileNotFoundError):
         predictor.encode(tmp_path / "missing.txt")

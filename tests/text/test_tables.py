@@ -14,8 +14,9 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bertblocks.tasks.labels import find_labels, split_labels
 from bertblocks.text.columns import choose_columns
 from bertblocks.text.conll import read_conll
+from bertblocks.text.records import DataError, ReadOptions
 from bertblocks.text.squad import read_questions
-from bertblocks.text.tables import DataError, Records, read_records
+from bertblocks.text.tables import Records, read_records
 from bertblocks.text.tag_schemes import entities, find_scheme, to_bio, write_tags
 
 cells = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
@@ -110,18 +111,25 @@ def test_columns_are_guessed_by_name_then_by_content():
         ("t.csv", "text,label\na,b\nc\n", "line 3: the row has 1 columns, the first row has 2"),
         ("t.csv", 'text,label\na,b\n"c,d\n', "line 3: the row cannot be read as csv"),
         ("t.csv", "text,text\na,b\n", "line 1: the column 'text' is named twice"),
-        ("t.csv", b"text,label\ncaf\xe9,b\n", "line 2: byte 0xe9 is not UTF-8"),
         ("t.jsonl", '{"text": "a"}\n{"text": \n', "line 2: the line is not JSON"),
         ("t.jsonl", "[1, 2]\n", "line 1: .* is not an object"),
         ("t.json", "{}", "must hold a list of objects"),
         ("t.json", '[{"a": 1},\n oops]', "line 2: the file is not JSON"),
         ("t.parquet", "not parquet", "the file is not parquet"),
-        ("t.xlsx", "x", "'.xlsx' is not one of .csv"),
+        ("t.docx", "x", "'.docx' is not one of .jsonl, .csv"),
     ],
 )
 def test_bad_tables_are_named(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message):
         read_records(write(tmp_path / name, content))
+
+
+def test_encoding_is_detected_and_can_be_given(tmp_path):
+    path = write(tmp_path / "t.csv", b"text,label\ncaf\xe9,b\n")
+    found = read_records(path)
+    assert (found.rows, found.details) == ([{"text": "café", "label": "b"}], "encoding cp1252")
+    with pytest.raises(DataError, match="line 2: byte 0xe9 is not UTF-8"):
+        read_records(path, options=ReadOptions(encoding="utf-8"))
 
 
 def test_missing_file_is_named(tmp_path):
@@ -181,9 +189,9 @@ def test_conll_columns_and_ragged_rows(tmp_path):
     path = write(tmp_path / "t.conll", "-DOCSTART- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n")
     assert read_conll(path)[0].tags == ["B-ORG", "O"]
     assert read_conll(path, "2")[0].tags == ["NNP", "VBZ"]
-    with pytest.raises(DataError, match="line 1: the row has 3 columns; column 7 is asked for"):
+    with pytest.raises(DataError, match="line 1: the row has 3 columns and no column 7"):
         read_conll(write(path, "EU NNP B-ORG\n"), "7")
-    with pytest.raises(DataError, match="line 2: the row has 2 columns, others have 3"):
+    with pytest.raises(DataError, match="line 2: the row has 2 columns, not 3"):
         read_conll(write(path, "EU NNP B-ORG\nrejects VBZ\n"))
     with pytest.raises(DataError, match="no sentences"):
         read_conll(write(path, "\n\n"))
@@ -209,7 +217,7 @@ def test_squad_and_flat_records_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ([{"text": "Ada", "answer_start": 1}], "'Ada' does not stand at answer_start 1, where the context has 'da '"),
+        ([{"text": "Ada", "answer_start": 1}], "'Ada' is not at answer_start 1, where the context has 'da '"),
         ([{"text": "Ada"}], "must have a text and a whole number answer_start"),
         ("Ada", "must be a list"),
     ],

@@ -344,7 +344,7 @@ def squad(answer: str, start: object) -> str:
 @pytest.mark.parametrize(
     ("task", "name", "content", "message"),
     [
-        ("tag", "t.conll", "the O\nriver\n", "t.conll line 2: the row has 1 columns, others have 2"),
+        ("tag", "t.conll", "the O\nriver\n", "t.conll line 2: the row has 1 columns, not 2"),
         ("tag", "t.conll", b"the O\nriv\xe9r O\n", "t.conll line 2: byte 0xe9 is not UTF-8"),
         ("tag", "t.conll", "", "t.conll: the file has no sentences"),
         ("tag", "t.conll", "the O\nriver O\n", "t.conll line 1: from here to the end the only tag is 'O'"),
@@ -355,7 +355,7 @@ def squad(answer: str, start: object) -> str:
             '{"text": "a b", "spans": [{"start": 0, "end": 9, "label": "X"}]}\n',
             "line 1: the span 0-9",
         ),
-        ("answer", "t.json", squad("river", 4), "question 'q7': the answer 'river' does not stand at answer_start 4"),
+        ("answer", "t.json", squad("river", 4), "question 'q7': the answer 'river' is not at answer_start 4"),
         ("answer", "t.json", squad("tree", "4"), "must have a text and a whole number answer_start"),
         ("answer", "t.json", "", "the file is empty"),
         ("answer", "t.json", b'{"data": "caf\xe9"}', "line 1: byte 0xe9 is not UTF-8"),

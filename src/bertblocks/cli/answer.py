@@ -13,6 +13,7 @@ from bertblocks.cli.predict import (
     Int8,
     JsonLines,
     Model,
+    Read,
     Roles,
     Settings,
     Texts,
@@ -35,6 +36,7 @@ def answer(
         float | None, typer.Option(help="Give no answer where its score is higher by more than this.")
     ] = None,
     column: Columns = None,
+    read: Read = None,
     as_json: JsonLines = False,
     int8: Int8 = False,
     threads: Threads = None,
@@ -50,7 +52,7 @@ def answer(
         return question, item
 
     predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long),
+        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
         "answer",
         Roles([("question", "context")] if question is None else [("context",), ("text",)]),
         header={"place": 12, "score": 8, "answer": 32, "question": 0},

@@ -13,6 +13,7 @@ from bertblocks.cli.predict import (
     Int8,
     JsonLines,
     Model,
+    Read,
     Roles,
     Settings,
     Texts,
@@ -33,6 +34,7 @@ def classify(
     top_k: Annotated[int | None, typer.Option(min=1, help="How many labels to score; by default all.")] = None,
     threshold: Annotated[float, typer.Option(help="From which score a label of a multi-label model holds.")] = 0.5,
     column: Columns = None,
+    read: Read = None,
     as_json: JsonLines = False,
     int8: Int8 = False,
     threads: Threads = None,
@@ -40,7 +42,7 @@ def classify(
 ) -> None:
     """Say which label each text has, and how sure that is."""
     predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long),
+        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
         "classify",
         Roles([("text",)], optional=("text_pair",)),
         header={"score": 8, "label": 24, "text": 0},

@@ -45,11 +45,11 @@ def choose_corpus(
     workers: int | None,
 ) -> Corpus:
     """The corpus that the arguments name; docstrings are gathered into the given file."""
-    from bertblocks.data.corpus import CorpusError, DatasetCorpus, FileCorpus
+    from bertblocks.data.corpus import DatasetCorpus, FileCorpus
     from bertblocks.data.docstrings import docstring_corpus
 
     if sum(map(bool, (files, dataset, docstrings))) != 1:
-        raise CorpusError("Give exactly one of FILES, --dataset and --docstrings.")
+        raise ValueError("Give exactly one of FILES, --dataset and --docstrings.")
     if files:
         return FileCorpus(tuple(files), column, one_per, held_out)
     if dataset:

@@ -12,6 +12,7 @@ from bertblocks.cli.predict import (
     Int8,
     JsonLines,
     Model,
+    Read,
     Roles,
     Settings,
     Texts,
@@ -34,6 +35,7 @@ def embed(
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep the first so many numbers.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not scale vectors to length 1.")] = False,
     column: Columns = None,
+    read: Read = None,
     as_json: JsonLines = False,
     int8: Int8 = False,
     threads: Threads = None,
@@ -41,7 +43,7 @@ def embed(
 ) -> None:
     """Make embeddings; --json gives all of their numbers, the table the first four."""
     predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long),
+        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
         "encode",
         Roles([("text",)]),
         header={"embedding": 36, "text": 0},

@@ -13,6 +13,7 @@ from bertblocks.cli.predict import (
     Int8,
     JsonLines,
     Model,
+    Read,
     Roles,
     Settings,
     Texts,
@@ -31,6 +32,7 @@ def fill_mask(
     file: File = None,
     top_k: Annotated[int, typer.Option(min=1, help="How many tokens for each mask.")] = 5,
     column: Columns = None,
+    read: Read = None,
     as_json: JsonLines = False,
     int8: Int8 = False,
     threads: Threads = None,
@@ -38,7 +40,7 @@ def fill_mask(
 ) -> None:
     """Say which tokens the masks of each text stand for."""
     predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long),
+        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
         "fill_mask",
         Roles([("text",)]),
         header={"mask": 4, "score": 8, "token": 16, "text": 0},

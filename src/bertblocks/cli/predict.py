@@ -9,12 +9,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bertblocks.cli.source import fail
+from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
@@ -24,12 +24,27 @@ Texts = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT ... | -]", help="Texts; - reads lines from standard input.")
 ]
 File = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Lines of text, or a .jsonl, .json, .csv, .tsv or .parquet table."),
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        help="Lines of text, or a csv, tsv, jsonl, json, parquet, arrow or xlsx table, also with .gz or .zst. It may "
+        "be a folder or a quoted pattern, and there may be several.",
+    ),
+]
+Read = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--read",
+        metavar="KEY=VALUE",
+        help="How to read a file, where detection is wrong: format, delimiter, quote, encoding, header (yes or no).",
+    ),
 ]
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", metavar="ROLE=NAME", help="Which column of the file is what, where a guess is wrong."),
+    typer.Option(
+        "--column", metavar="ROLE=NAME", help="The column of a role, where a guess is wrong; a.b is a key of an object."
+    ),
 ]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print a JSON object per line and nothing else.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Run with int8 linear layers: faster, and slightly rounded.")]
@@ -46,24 +61,13 @@ class Settings:
 
     model: str
     texts: list[str] | None
-    file: Path | None
+    files: list[str] | None
     columns: list[str] | None
     as_json: bool
     int8: bool
     threads: int | None
     too_long: Literal["error", "truncate", "window"]
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The columns of a file that make an input: the first set that is there, and what may come beside it."""
-
-    sets: Sequence[Sequence[str]]
-    optional: Sequence[str] = ()
-
-    @property
-    def names(self) -> list[str]:
-        return list(dict.fromkeys([*(role for group in self.sets for role in group), *self.optional]))
+    read: list[str] | None = None
 
 
 #: A row of the printed table: its cells, the last of which may be long.
@@ -87,7 +91,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            inputs, total = read_inputs(settings, roles)
+            inputs, total = get_inputs(settings, roles)
             predictor = _open(settings)
         for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
             typer.echo(f"bertblocks: note: {note}", err=True)
@@ -140,28 +144,28 @@ def _print_row(row: Row, header: Mapping[str, int]) -> None:
 # ---------------------------------------------------------------------- inputs
 
 
-def read_inputs(settings: Settings, roles: Roles) -> tuple[Iterable[Any], int | None]:
+def get_inputs(settings: Settings, roles: Roles) -> tuple[Iterable[Any], int | None]:
     """The inputs and, where it is known, their number."""
+    from bertblocks.text.inputs import read_inputs
     from bertblocks.text.lines import Lines
+    from bertblocks.text.records import ReadOptions
 
-    texts, file = settings.texts or [], settings.file
-    if bool(texts) == (file is not None):
+    texts, files = settings.texts or [], settings.files or []
+    if bool(texts) == bool(files):
         raise ValueError("Give texts, or --file FILE, or - to read lines from standard input: one of these.")
-    given = _read_columns(settings.columns or [], roles)
-    if file is None:
-        if given:
-            raise ValueError("--column goes with --file.")
+    columns = _parse_columns(settings.columns or [], roles)
+    if not files:
+        for option, values in (("--column", settings.columns), ("--read", settings.read)):
+            if values:
+                raise ValueError(f"{option} goes with --file.")
         return (Lines(None), None) if texts == ["-"] else (texts, len(texts))
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist.")
-    if file.suffix in (".csv", ".tsv", ".json", ".parquet"):
-        rows = _read_table(file, roles, given)
-        return rows, len(rows)
-    lines = Lines(file)
-    return (_read_json_lines(file, roles, given) if file.suffix == ".jsonl" else lines), lines.count()
+    inputs = read_inputs(files, roles, columns, ReadOptions.parse(settings.read or []))
+    for note in inputs.notes:
+        typer.echo(f"bertblocks: {note}", err=True)
+    return (record.value for record in inputs), inputs.total
 
 
-def _read_columns(columns: list[str], roles: Roles) -> dict[str, str]:
+def _parse_columns(columns: list[str], roles: Roles) -> dict[str, str]:
     from bertblocks.core.registry import nearest
 
     given = {}
@@ -170,66 +174,7 @@ def _read_columns(columns: list[str], roles: Roles) -> dict[str, str]:
         if role not in roles.names or not name:
             hint = nearest(role, roles.names)
             raise ValueError(
-                f"--column is {column!r}; it must be ROLE=NAME, a role being {' or '.join(roles.names)}{hint}."
+                f"--column is {column!r}; it must be ROLE=NAME, where the role is {' or '.join(roles.names)}{hint}."
             )
         given[role] = name
     return given
-
-
-def _read_table(file: Path, roles: Roles, given: Mapping[str, str]) -> list[Any]:
-    """Inputs of a table, by columns that are guessed and said; questions also of SQuAD's json."""
-    from bertblocks.text.columns import choose_columns, write_columns
-    from bertblocks.text.squad import read_squad
-    from bertblocks.text.tables import DataError, read_records
-
-    if "question" in roles.names and (questions := read_squad(file)) is not None:
-        return [(question.question, question.context) for question in questions]
-    records = read_records(file)
-    chosen: dict[str, str] = {}
-    for group in roles.sets:
-        try:
-            chosen = choose_columns(records, group, roles.optional, given)
-        except DataError:
-            if group is roles.sets[-1]:
-                raise
-            continue
-        break
-    typer.echo(f"bertblocks: {file}: {write_columns(chosen, records)}", err=True)
-    used = [chosen[role] for role in (*group, *roles.optional) if role in chosen]
-    return [
-        _make_input([row[column] for column in used], records.place(index)) for index, row in enumerate(records.rows)
-    ]
-
-
-def _read_json_lines(file: Path, roles: Roles, given: Mapping[str, str]) -> Iterator[Any]:
-    """Inputs as they are read: a string per line, or an object with one of the sets of columns."""
-    from bertblocks.text.lines import Lines
-    from bertblocks.text.tables import KNOWN_NAMES
-
-    names = {role: [given[role]] if role in given else KNOWN_NAMES[role] for role in roles.names}
-    for number, line in enumerate(Lines(file), start=1):
-        place = f"{file} line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{place} is no valid JSON: {error}.") from error
-        if isinstance(value, str):
-            yield value
-            continue
-        if not isinstance(value, dict):
-            raise ValueError(f"{place} holds {line[:50]}; it must be a string or an object.")
-        found = {role: [value[name] for name in names[role] if name in value][:1] for role in roles.names}
-        group = next((group for group in roles.sets if all(found[role] for role in group)), None)
-        if group is None:
-            wanted = " or ".join(" and ".join(group) for group in roles.sets)
-            raise ValueError(f"{place} has the keys {', '.join(value)}; it must have {wanted}.")
-        yield _make_input([cell for role in (*group, *roles.optional) for cell in found[role]], place)
-
-
-def _make_input(values: list[Any], place: str) -> Any:
-    """One text, a list of words, or a pair."""
-    for value in values:
-        is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
-        if not isinstance(value, str) and not is_words:
-            raise ValueError(f"{place}: {value!r} is no text.")
-    return values[0] if len(values) == 1 else tuple(values)

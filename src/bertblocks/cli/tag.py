@@ -13,6 +13,7 @@ from bertblocks.cli.predict import (
     Int8,
     JsonLines,
     Model,
+    Read,
     Roles,
     Settings,
     Texts,
@@ -34,6 +35,7 @@ def tag(
         typer.Option(help="What to label; by default entities where the model's labels mark them, else words."),
     ] = None,
     column: Columns = None,
+    read: Read = None,
     as_json: JsonLines = False,
     int8: Int8 = False,
     threads: Threads = None,
@@ -41,7 +43,7 @@ def tag(
 ) -> None:
     """Find what is named in texts, or the part of speech of each word, as the model was trained."""
     predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long),
+        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
         "tag",
         Roles([("words",), ("text",)]),
         header={"place": 12, "score": 8, "label": 12, "text": 0},

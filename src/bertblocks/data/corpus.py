@@ -1,37 +1,35 @@
 """Corpora: documents one by one, from files or from `datasets`, with every bad record counted and named.
 
-A corpus is divided into *shards*, pieces of work of similar size that can be read on their own, in any process.
+A corpus is divided into *shards* of similar size, which any process can read on their own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from bertblocks.core.registry import nearest
 from bertblocks.data.hashing import combine, uniform
-from bertblocks.text.readers import KINDS, OnePer, Place, Problem, Record, Slice, cut, read_slice, readable_kind
+from bertblocks.text.files import find_files, format_by_name, unknown_ending
+from bertblocks.text.hub_datasets import load_dataset
+from bertblocks.text.readers import TextUnit, cut, open_records
+from bertblocks.text.records import BadRecord, DataError, Location, ReadOptions, Record, Slice, find_key, get_value
 
-#: Bytes of a shard, about; a compressed file is never divided.
+#: The approximate size of a shard. A compressed file is never divided.
 SHARD_BYTES = 64 * 2**20
 #: Rows of a dataset in a shard.
 SHARD_ROWS = 20_000
-#: Bad records whose place and reason are kept; all are counted.
+#: Bad records whose location and reason are kept; all are counted.
 NAMED = 20
-
-
-class CorpusError(ValueError):
-    """A corpus that cannot be used; says which file and record, what is there, and what would work."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and whether it is kept for evaluation."""
+    """A text, and whether it is held out for evaluation."""
 
     text: str
     held_out: bool = False
@@ -39,7 +37,7 @@ class Document:
 
 @dataclass
 class RecordCounts:
-    """How many records were good and bad, and which the first bad ones were."""
+    """How many records are good and bad, and which the first bad ones are."""
 
     good: int = 0
     bad: int = 0
@@ -50,8 +48,8 @@ class RecordCounts:
         self.bad += other.bad
         self.named = (self.named + other.named)[:NAMED]
 
-    def count(self, records: Iterable[Document | Problem]) -> Iterator[Document]:
-        """The documents among these; problems are counted."""
+    def count(self, records: Iterable[Document | BadRecord]) -> Iterator[Document]:
+        """Yields the documents and counts all records."""
         for record in records:
             if isinstance(record, Document):
                 self.good += 1
@@ -61,21 +59,21 @@ class RecordCounts:
                 if len(self.named) < NAMED:
                     self.named.append(str(record))
 
-    def check(self, max_bad_share: float) -> None:
-        """Raises if there is no document, or more bad records than allowed."""
+    def check(self, max_bad_share: float, source: str) -> None:
+        """Raises if `source` has no document, or more bad records than allowed."""
         total = self.good + self.bad
         if self.bad > max_bad_share * total:
             named = "; ".join(self.named[:3]) + ("; and so on" if len(self.named) > 3 else "")
-            raise CorpusError(
+            raise DataError(
                 f"{self.bad:,} of {total:,} records cannot be used, more than max_bad_share = {max_bad_share} allows: "
                 f"{named}."
             )
         if not self.good:
-            raise CorpusError(f"The corpus has no documents among its {total:,} records.")
+            raise DataError(f"{source}: there are no documents among {total:,} records.")
 
 
 class Corpus(ABC):
-    """Documents in shards. Which ones are held out is a pure function of their text, or said by a column."""
+    """Documents in shards. Their text alone decides whether they are held out, or a column says so."""
 
     column: str
     held_out: float
@@ -83,46 +81,52 @@ class Corpus(ABC):
 
     @abstractmethod
     def shards(self) -> list[Any]:
-        """Pieces of work in a fixed order, each a value that JSON can hold."""
+        """The shards in a fixed order, each a JSON value."""
 
     @abstractmethod
-    def records(self, shard: Any) -> Iterator[Record | Problem]:
-        """What stands in a shard."""
+    def records(self, shard: Any) -> Iterator[Record | BadRecord]:
+        """The records of a shard."""
+
+    @abstractmethod
+    def name_source(self) -> str:
+        """The files or the dataset, for error messages."""
 
     @abstractmethod
     def describe(self) -> Any:
         """A JSON value that changes when the documents may have changed."""
 
-    def read(self, shard: Any) -> Iterator[Document | Problem]:
+    def read(self, shard: Any) -> Iterator[Document | BadRecord]:
         """The documents of a shard and its bad records, in order."""
         for record in self.records(shard):
-            yield record if isinstance(record, Problem) else self._document(record)
+            yield record if isinstance(record, BadRecord) else self._document(record)
 
-    def _document(self, record: Record) -> Document | Problem:
+    def _document(self, record: Record) -> Document | BadRecord:
         values = record.values if isinstance(record.values, dict) else {self.column: record.values}
-        for key in (self.column, *([self.held_out_column] if self.held_out_column else [])):
-            if key not in values:
-                return Problem(record.place, f"there is no {key!r}{nearest(key, values)}")
-        text = values[self.column]
+        try:
+            text = get_value(values, self.column)
+            held_out = bool(get_value(values, self.held_out_column)) if self.held_out_column else None
+        except KeyError as error:
+            key = str(error.args[0])
+            return BadRecord(record.location, f"there is no {key!r}{nearest(key, values)}")
         if text is None or (isinstance(text, str) and not text.strip()):
-            return Problem(record.place, "the text is empty")
+            return BadRecord(record.location, "the text is empty")
         if not isinstance(text, str):
-            return Problem(record.place, f"{self.column!r} holds {type(text).__name__}, not text")
+            return BadRecord(record.location, f"{self.column!r} holds {type(text).__name__}, not text")
         try:
             encoded = text.encode()
         except UnicodeEncodeError:
-            return Problem(record.place, "the text is not UTF-8")
-        if self.held_out_column is not None:
-            return Document(text, bool(values[self.held_out_column]))
-        return Document(text, self.held_out > 0 and _fraction(encoded) < self.held_out)
+            return BadRecord(record.location, "the text is not UTF-8")
+        if held_out is None:
+            held_out = self.held_out > 0 and _fraction(encoded) < self.held_out
+        return Document(text, held_out)
 
-    def documents(self, tally: RecordCounts) -> Iterator[Document]:
-        """All of them, in order."""
+    def documents(self, counts: RecordCounts) -> Iterator[Document]:
+        """All documents in order."""
         for shard in self.shards():
-            yield from tally.count(self.read(shard))
+            yield from counts.count(self.read(shard))
 
     def sample(self, max_bytes: int) -> Iterator[str]:
-        """Texts for training a tokenizer: none that is held out, and about `max_bytes` spread over all shards."""
+        """About `max_bytes` of texts for training a tokenizer, spread over all shards; none of them is held out."""
         shards = self.shards()
         for number, shard in enumerate(shards):
             room = max_bytes * (number + 1) // len(shards) - max_bytes * number // len(shards)
@@ -135,7 +139,7 @@ class Corpus(ABC):
 
 
 def _fraction(text: bytes) -> float:
-    """A number in [0, 1) that follows from the text, so that copies of a text are on one side."""
+    """A number in [0, 1) that depends only on the text, so that all copies of a text are on the same side."""
     digest = int.from_bytes(blake2b(text.strip(), digest_size=8).digest(), "little")
     return float(uniform(combine("held out", digest))[0])
 
@@ -145,76 +149,69 @@ def _fraction(text: bytes) -> float:
 
 @dataclass(frozen=True)
 class FileCorpus(Corpus):
-    """Files, globs and folders (with everything readable inside).
+    """Files, glob patterns, and folders with all readable files inside.
 
-    Text files hold one document per paragraph (blank lines between them), per line, or per file.
+    `one_per` says what a document of a text file is: a paragraph (blank lines end it), a line, or the file.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     _ = Path(folder, "a.jsonl").write_text('{"text": "One."}\\n{"text": ""}\\n')
-        ...     tally = RecordCounts()
-        ...     texts = [document.text for document in FileCorpus((folder,)).documents(tally)]
-        >>> texts, tally.bad
+        ...     counts = RecordCounts()
+        ...     texts = [document.text for document in FileCorpus((folder,)).documents(counts)]
+        >>> texts, counts.bad
         (['One.'], 1)
     """
 
     files: tuple[str, ...]
     column: str = "text"
-    one_per: OnePer = "paragraph"
+    one_per: TextUnit = "paragraph"
     held_out: float = 0.0
     held_out_column: str | None = None
     shard_bytes: int = SHARD_BYTES
+    options: ReadOptions = field(default_factory=ReadOptions)
 
     def paths(self) -> list[Path]:
-        """The files in order; a pattern that matches nothing and a file of another kind are errors."""
-        paths: list[Path] = []
-        for pattern in self.files:
-            paths.extend(_match(pattern))
-        return list(dict.fromkeys(paths))
+        """The files in order. A missing file and a file in an unknown format are errors."""
+        paths = find_files(self.files)
+        for path in paths:
+            if not path.is_file():
+                raise DataError(f"{path} is a pipe, and a corpus is read more than once; save it to a file first.")
+            if self.options.format is None and format_by_name(path) is None:
+                raise unknown_ending(path)
+        return paths
 
     def shards(self) -> list[list[list[Any]]]:
         shards: list[list[list[Any]]] = [[]]
         room = self.shard_bytes
         for path in self.paths():
-            for one in cut(path, self.one_per, self.shard_bytes):
-                if shards[-1] and one.size > room:
+            for part in cut(path, self.one_per, self.shard_bytes):
+                if shards[-1] and part.size > room:
                     shards.append([])
                     room = self.shard_bytes
-                shards[-1].append([one.path, one.start, one.stop, one.size])
-                room -= one.size
+                shards[-1].append([part.path, part.start, part.stop, part.size])
+                room -= part.size
         return shards
 
-    def records(self, shard: list[list[Any]]) -> Iterator[Record | Problem]:
+    def records(self, shard: list[list[Any]]) -> Iterator[Record | BadRecord]:
+        header = True if self.options.header is None else self.options.header
+        options = replace(self.options, header=header, encoding=self.options.encoding or "utf-8")
         for values in shard:
-            yield from read_slice(Slice(*values), self.column, self.one_per)
+            part = Slice(*values)
+            yield from open_records(part, options, self.one_per, strict=False, needed=self.column).records
+
+    def name_source(self) -> str:
+        return ", ".join(self.files[:3]) + (" and more" if len(self.files) > 3 else "")
 
     def describe(self) -> Any:
         stats = [(path, path.stat()) for path in self.paths()]
-        return {
+        described = {
             "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
             "column": self.column,
             "one_per": self.one_per,
             "held_out": self.held_out_column or self.held_out,
         }
-
-
-def _match(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if one.is_file() and readable_kind(one))
-        if not found:
-            raise CorpusError(f"The folder {pattern} holds no {', '.join(KINDS)} file.")
-        return found
-    if path.is_file():
-        if readable_kind(path) is None:
-            raise CorpusError(f"{pattern}: the ending is not one of {', '.join(KINDS)}, or these with .gz, .zst.")
-        return [path]
-    anchor = Path(path.anchor)
-    found = sorted(one for one in anchor.glob(str(path.relative_to(anchor))) if one.is_file() and readable_kind(one))
-    if not found:
-        raise CorpusError(f"{pattern} is no file or folder, and as a pattern it matches no file that can be read.")
-    return found
+        return described if self.options == ReadOptions() else described | {"options": asdict(self.options)}
 
 
 # ---------------------------------------------------------------------- datasets
@@ -222,7 +219,7 @@ def _match(pattern: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class DatasetCorpus(Corpus):
-    """A dataset of the `datasets` library, `NAME` or `NAME:CONFIG`; also a folder that it saved."""
+    """A dataset of the `datasets` library, named as in `load_dataset`; also a folder that it saved."""
 
     name: str
     split: str = "train"
@@ -231,39 +228,28 @@ class DatasetCorpus(Corpus):
     held_out_column: str | None = None
 
     def shards(self) -> list[list[int]]:
-        rows = len(_load_dataset(self.name, self.split))
+        rows = len(load_dataset(self.name, self.split))
         return [[start, min(start + SHARD_ROWS, rows)] for start in range(0, rows, SHARD_ROWS)]
 
-    def records(self, shard: list[int]) -> Iterator[Record | Problem]:
-        dataset = _load_dataset(self.name, self.split)
-        if self.column not in dataset.column_names:
-            hint = nearest(self.column, dataset.column_names)
-            reason = f"there is no column {self.column!r}{hint}"
-            yield Problem(Place(self.name, "row", shard[0] + 1), reason, records=shard[1] - shard[0])
-            return
-        columns = [self.column, *([self.held_out_column] if self.held_out_column else [])]
+    def records(self, shard: list[int]) -> Iterator[Record | BadRecord]:
+        dataset = load_dataset(self.name, self.split)
+        names = dataset.column_names
+        needed = [self.column, *([self.held_out_column] if self.held_out_column else [])]
+        columns = [find_key(name, names) or find_key(name.split(".")[0], names) for name in needed]
+        for name, column in zip(needed, columns, strict=True):
+            if column is None:
+                reason = f"there is no column {name!r}{nearest(name, names)}"
+                yield BadRecord(Location(self.name, "row", shard[0] + 1), reason, records=shard[1] - shard[0])
+                return
         for number, row in enumerate(dataset.select_columns(columns).select(range(*shard)), start=shard[0] + 1):
-            yield Record(Place(self.name, "row", number), row)
+            yield Record(Location(self.name, "row", number), row)
+
+    def name_source(self) -> str:
+        return f"The dataset {self.name}"
 
     def describe(self) -> Any:
         return {
-            "dataset": _load_dataset(self.name, self.split)._fingerprint,
+            "dataset": load_dataset(self.name, self.split)._fingerprint,
             "column": self.column,
             "held_out": self.held_out_column or self.held_out,
         }
-
-
-@lru_cache(maxsize=4)
-def _load_dataset(name: str, split: str) -> Any:
-    import datasets
-    from huggingface_hub.errors import HfHubHTTPError
-
-    datasets.disable_progress_bars()
-    try:
-        if Path(name, "state.json").is_file() or Path(name, "dataset_dict.json").is_file():
-            loaded = datasets.load_from_disk(name)
-            return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        path, _, config = name.partition(":")
-        return datasets.load_dataset(path, config or None, split=split)
-    except (OSError, ValueError, KeyError, RuntimeError, HfHubHTTPError) as error:
-        raise CorpusError(f"The dataset {name!r} (split {split!r}) cannot be loaded: {error}") from error

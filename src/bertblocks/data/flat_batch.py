@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class FlatBatch:
     labels: Tensor | None = None
     order_labels: Tensor | None = None  # [sequences]
     timesteps: Tensor | None = None  # [sequences]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_sequences(
@@ -36,7 +37,7 @@ class FlatBatch:
         ids: Sequence[Sequence[int]],
         types: Sequence[Sequence[int]] | None = None,
         labels: Tensor | None = None,
-        counts: Mapping[str, int] | None = None,
+        counts: dict[str, int] | None = None,
     ) -> FlatBatch:
         """Joins sequences. Token types that are all 0 are left out, because models without types reject them."""
         flat_types = [kind for sequence in types or () for kind in sequence]
@@ -56,8 +57,8 @@ class FlatBatch:
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device | str) -> FlatBatch:
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        moved = {
-            name: value.to(device, non_blocking=True) for name, value in values.items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value.to(device, non_blocking=True)
+        return FlatBatch(**values)

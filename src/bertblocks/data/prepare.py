@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertblocks.core.storage import PARTIAL, atomic_file, remove_partial, write_json
-from bertblocks.data.corpus import Corpus, CorpusError, Document, RecordCounts
+from bertblocks.data.corpus import Corpus, Document, RecordCounts
 from bertblocks.data.tokens import INFO, TokenStore
+from bertblocks.text.records import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,7 +49,7 @@ def prepare(
 
     Shards that an interrupted call has finished are kept; those of another corpus or tokenizer are replaced with
     `overwrite`. Raises
-    `CorpusError` if more than `max_bad_share` of the records cannot be used.
+    `DataError` if more than `max_bad_share` of the records cannot be used.
     """
     folder = Path(folder)
     backend = describe_tokenizer(tokenizer)
@@ -68,7 +69,8 @@ def prepare(
     if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
         write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
     store = TokenStore(folder)
-    RecordCounts(store.counts["documents"], store.counts["bad_records"], store.bad_records).check(max_bad_share)
+    counts = RecordCounts(good=store.counts["documents"], bad=store.counts["bad_records"], named=store.bad_records)
+    counts.check(max_bad_share, corpus.name_source())
     return store
 
 
@@ -91,7 +93,7 @@ def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[
             for job in as_completed(jobs):
                 yield job.result()
         except BrokenProcessPool as error:
-            raise CorpusError(
+            raise DataError(
                 "A process that tokenizes was killed, most likely for lack of memory; run again with fewer workers "
                 "(finished shards are kept)."
             ) from error
@@ -177,7 +179,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         return plan
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if foreign := sorted(name for name in names if name != DOCSTRINGS and not name.endswith(PARTIAL)):
-        raise CorpusError(f"{folder} holds {foreign[0]}, which is not a prepared corpus; choose another folder.")
+        raise DataError(f"{folder} holds {foreign[0]}, which is not a prepared corpus; choose another folder.")
     return None
 
 
@@ -191,7 +193,7 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
     if plan is None or plan["fingerprint"] == fingerprint:
         return
     if not overwrite:
-        raise CorpusError(
+        raise DataError(
             f"{folder} holds tokens of another corpus or tokenizer; choose another folder, or --overwrite "
             "(overwrite=True) to replace them."
         )

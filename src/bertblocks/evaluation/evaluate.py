@@ -19,7 +19,8 @@ from bertblocks.tasks.metrics import Scores, paired_bootstrap
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.encoding import TextTokenizer
-from bertblocks.text.tables import DataError, read_records, read_text
+from bertblocks.text.files import read_text
+from bertblocks.text.tables import DataError, read_records
 from bertblocks.training.finetune import TASKS
 from bertblocks.training.held_out import one_at_a_time
 

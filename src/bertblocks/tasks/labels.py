@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bertblocks.core.registry import nearest
-from bertblocks.text.tables import DataError, Records, is_number
+from bertblocks.text.headers import is_number
+from bertblocks.text.records import DataError
+from bertblocks.text.tables import Records
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 

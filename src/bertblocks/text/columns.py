@@ -1,39 +1,35 @@
-"""Which column of a table is what: as the caller says, else by well-known names, else by what the cells look like."""
+"""Which column of a table has which role: as the caller says, else by well-known names, else by content."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from bertblocks.core.registry import nearest
-from bertblocks.text.tables import KNOWN_NAMES, DataError, Records, is_number
+from bertblocks.text.headers import KNOWN_NAMES, is_number
+from bertblocks.text.records import DataError, find_key
+from bertblocks.text.tables import Records
 
 
 def choose_columns(
     records: Records, needed: Sequence[str], optional: Sequence[str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Maps roles to columns of `records`; a role in `given` is taken as said, and left out if that is empty.
+    """Maps roles to columns of `records`. A role in `given` has that column, and none if it is empty.
+
+    Names are compared without regard to case. `a.b` names key `b` of the objects in column `a`.
 
     Example:
-        >>> records = Records("a.csv", ["sentence1", "sentence2", "score"], [{}], [2])
+        >>> records = Records("a.csv", ["Sentence1", "sentence2", "score"], [{}], [2])
         >>> choose_columns(records, ["text", "label"], ["text_pair"], {})
-        {'text': 'sentence1', 'label': 'score', 'text_pair': 'sentence2'}
+        {'text': 'Sentence1', 'label': 'score', 'text_pair': 'sentence2'}
     """
-    chosen: dict[str, str] = {}
     optional = [role for role in optional if given.get(role) != ""]
-    for role, column in given.items():
-        if column and column not in records.columns:
-            raise DataError(
-                f"{records.source}: there is no column {column!r} for {role}; the columns are "
-                f"{', '.join(records.columns)}{nearest(column, records.columns)}."
-            )
-        if column:
-            chosen[role] = column
+    chosen = {role: _find_column(records, role, name) for role, name in given.items() if name}
     free = [column for column in records.columns if column not in chosen.values()]
     for role in (*needed, *optional):
-        named = [name for name in KNOWN_NAMES[role] if name in free]
-        if role not in chosen and named:
-            chosen[role] = named[0]
-            free.remove(named[0])
+        known = [column for name in KNOWN_NAMES[role] if (column := find_key(name, free)) is not None]
+        if role not in chosen and known:
+            chosen[role] = known[0]
+            free.remove(known[0])
     missing = [role for role in needed if role not in chosen]
     if missing:
         _guess(records, missing, optional, chosen, free)
@@ -46,12 +42,25 @@ def choose_columns(
     return chosen
 
 
+def _find_column(records: Records, role: str, name: str) -> str:
+    column = find_key(name, records.columns)
+    if column is not None:
+        return column
+    if "." in name and records.add_nested(name):
+        return name
+    raise DataError(
+        f"{records.source}: there is no column {name!r} for {role}; the columns are "
+        f"{', '.join(records.columns)}{nearest(name, records.columns)}."
+    )
+
+
 def _guess(
     records: Records, missing: list[str], optional: Sequence[str], chosen: dict[str, str], free: list[str]
 ) -> None:
-    """Varied strings are texts; of the rest, numbers or few values are labels.
+    """Takes varied strings for texts and, of the other columns, numbers or few values for labels.
 
-    Without a header texts are taken in order. With one, the text is the longest, and optional ones go by name alone.
+    Without a header the texts are taken in order. With one, the text is the longest, and only names choose optional
+    columns.
     """
     sample = records.rows[:1000]
 
@@ -74,6 +83,7 @@ def _guess(
 
 
 def write_columns(chosen: Mapping[str, str], records: Records) -> str:
-    """What was chosen, for the screen."""
-    header = "" if records.has_header else " (no header)"
-    return ", ".join(f"{role}={column}" for role, column in chosen.items()) + header
+    """The choice, for the screen."""
+    details = [*([] if records.has_header else ["no header"]), *([records.details] if records.details else [])]
+    note = f" ({', '.join(details)})" if details else ""
+    return ", ".join(f"{role}={column}" for role, column in chosen.items()) + note

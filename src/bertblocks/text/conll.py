@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertblocks.core.registry import nearest
-from bertblocks.text.tables import DataError, read_text
+from bertblocks.text.files import read_text
+from bertblocks.text.records import DataError
 
 #: The ten columns of CoNLL-U by the names of its definition; https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -14,6 +15,8 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 
 @dataclass(frozen=True)
 class TaggedSentence:
+    """The words of a sentence with a tag each."""
+
     words: list[str]
     tags: list[str]
     #: The line on which the sentence begins.
@@ -21,12 +24,12 @@ class TaggedSentence:
 
 
 def read_conll(path: Path, column: str | None = None) -> list[TaggedSentence]:
-    """Sentences of a .conll or .conllu file.
+    """Reads the sentences of a .conll or .conllu file.
 
-    `column` names the tags: in CoNLL-U one of its columns (upos unless said), in CoNLL a number from 1 (the last unless
-    said). Lines of CoNLL-U that stand for several words or for none (ids `1-2`, `1.1`), and comments, are passed over.
+    `column` names the tags: in CoNLL-U one of its columns (by default upos), in CoNLL a number from 2 (by default the
+    last). Comments are skipped, and so are lines of CoNLL-U for several words or for none (ids `1-2` and `1.1`).
     """
-    universal = path.suffix == ".conllu"
+    universal = path.suffix.lower() == ".conllu"
     word_index, tag_index = (1, _universal_column(path, column)) if universal else (0, _plain_column(path, column))
     sentences: list[TaggedSentence] = []
     words: list[str] = []
@@ -44,9 +47,9 @@ def read_conll(path: Path, column: str | None = None) -> list[TaggedSentence]:
         cells = line.split("\t") if universal or "\t" in line else line.split()
         width = width or len(cells)
         if len(cells) != width:
-            raise DataError(f"{path} line {number}: the row has {len(cells)} columns, others have {width}: {line!r}.")
+            raise DataError(f"{path} line {number}: the row has {len(cells)} columns, not {width}: {line!r}.")
         if tag_index >= width or width < 2:
-            raise DataError(f"{path} line {number}: the row has {width} columns; column {tag_index + 1} is asked for.")
+            raise DataError(f"{path} line {number}: the row has {width} columns and no column {tag_index + 1}.")
         if universal and not cells[0].isdigit():
             continue
         if not words:
@@ -72,5 +75,5 @@ def _plain_column(path: Path, column: str | None) -> int:
     if column is None:
         return -1
     if not column.isdigit() or int(column) < 2:
-        raise DataError(f"{path}: column {column!r} must be a number from 2 (1 is the word).")
+        raise DataError(f"{path}: column is {column!r}; it must be a number from 2 (1 is the word).")
     return int(column) - 1

@@ -1,17 +1,20 @@
-"""Lines of files and pipes as they come."""
+"""Lines of a file or of standard input as they arrive."""
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-BLOCK = 1 << 16
+from bertblocks.text.files import BoundedLines, RecordTooLongError, bad_characters, is_compressed, open_file
+from bertblocks.text.records import DataError
+
+_BLOCK = 2**16
 
 
 class Lines:
-    """The lines of a UTF-8 file, without their ends; of standard input where the path is None.
+    """The lines of a UTF-8 file, without their ends; those of standard input if the path is None.
 
     Example:
         >>> import tempfile
@@ -26,32 +29,29 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         name = "standard input" if self.path is None else str(self.path)
-        for number, line in enumerate(self._raw_lines(), start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{name}, line {number}, is not UTF-8: {error.reason}.") from error
-
-    def _raw_lines(self) -> Iterator[bytes]:
-        if self.path is not None:
-            with open(self.path, "rb") as file:
-                yield from file
-            return
-        # not through sys.stdin, which would wait for more than what is there
-        rest = b""
-        while block := os.read(sys.stdin.fileno(), BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
-            yield from lines
-        if rest:
-            yield rest
+        # sys.stdin waits until a whole block has arrived
+        file = io.FileIO(sys.stdin.fileno(), closefd=False) if self.path is None else open_file(self.path)
+        with file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, _BLOCK) as stream:
+            lines = BoundedLines(stream)
+            while True:
+                try:
+                    line = next(lines, None)
+                except RecordTooLongError as error:
+                    raise DataError(f"{name} line {lines.number}: {error}.") from error
+                if line is None:
+                    return
+                problem = None if line.isascii() else bad_characters(line)
+                if problem:
+                    raise DataError(f"{name} line {lines.number}: {problem}.")
+                yield line.rstrip("\r\n")
 
     def count(self) -> int | None:
-        """How many there are; None for standard input, which cannot be read twice."""
-        if self.path is None:
+        """The number of lines; None where counting would use them up or mean decompressing the file."""
+        if self.path is None or not self.path.is_file() or is_compressed(self.path):
             return None
         lines, last = 0, b"\n"
         with open(self.path, "rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(_BLOCK):
                 lines += block.count(b"\n")
                 last = block[-1:]
         return lines + (last != b"\n")

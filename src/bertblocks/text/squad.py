@@ -1,4 +1,4 @@
-"""Questions about passages: SQuAD's json, versions 1 and 2, and flat records of the same fields."""
+"""Questions about passages: SQuAD's JSON, versions 1 and 2, and tables with the same fields."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bertblocks.text.columns import choose_columns
-from bertblocks.text.tables import DataError, Records, read_json, read_records
+from bertblocks.text.files import format_by_name
+from bertblocks.text.json_files import load_json
+from bertblocks.text.records import DataError
+from bertblocks.text.tables import Records, read_records
 
 
 @dataclass(frozen=True)
 class GoldAnswer:
+    """An annotated answer and the character at which it starts in the passage."""
+
     text: str
     start: int
 
@@ -23,6 +28,8 @@ class GoldAnswer:
 
 @dataclass(frozen=True)
 class Question:
+    """A question about a passage, with its annotated answers."""
+
     id: str
     question: str
     context: str
@@ -32,10 +39,10 @@ class Question:
 
 
 def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -> list[Question]:
-    """Questions of a SQuAD json file, or of a table with the columns question, context and answers.
+    """Reads the questions of a SQuAD file, or of a table with the columns question, context and answers.
 
     Answers of a table are SQuAD's `{"text": [...], "answer_start": [...]}` or a list of `{"text", "answer_start"}`.
-    Every answer must stand at its offset.
+    The context must have every answer at its offset.
     """
     questions = read_squad(source)
     if questions is None:
@@ -46,14 +53,15 @@ def read_questions(source: str | Path, given: Mapping[str, str] | None = None) -
 
 
 def read_squad(source: str | Path) -> list[Question] | None:
-    """The questions of SQuAD's own json, articles with paragraphs; None for any other file."""
+    """The questions of a file in SQuAD's own format, articles with paragraphs; None for any other file."""
     path = Path(source)
-    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    content = load_json(path) if format_by_name(path) == "json" and path.is_file() else None
     articles = content.get("data") if isinstance(content, dict) else None
     if not isinstance(articles, list) or not all(isinstance(a, dict) and "paragraphs" in a for a in articles):
         return None
     numbered = enumerate(articles, start=1)
-    return _checked([one for number, article in numbered for one in _read_article(path, number, article)], source)
+    questions = [question for number, article in numbered for question in _read_article(path, number, article)]
+    return _checked(questions, source)
 
 
 def _checked(questions: list[Question], source: str | Path) -> list[Question]:
@@ -63,7 +71,7 @@ def _checked(questions: list[Question], source: str | Path) -> list[Question]:
     for question in questions:
         _check(question)
         if question.id in seen:
-            raise DataError(f"{question.place}: the id {question.id!r} is given twice.")
+            raise DataError(f"{question.place}: the id {question.id!r} occurs twice.")
         seen.add(question.id)
     return questions
 
@@ -115,6 +123,6 @@ def _check(question: Question) -> None:
         found = question.context[answer.start : answer.end]
         if answer.start < 0 or found != answer.text:
             raise DataError(
-                f"{question.place}: the answer {answer.text!r} does not stand at answer_start {answer.start}, where "
+                f"{question.place}: the answer {answer.text!r} is not at answer_start {answer.start}, where "
                 f"the context has {found!r}."
             )

@@ -22,7 +22,8 @@ from bertblocks.tasks.metrics import regression_scores, retrieval_scores
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.columns import choose_columns, write_columns
 from bertblocks.text.encoding import TextTokenizer
-from bertblocks.text.tables import DataError, Records, is_number, read_records
+from bertblocks.text.headers import is_number
+from bertblocks.text.tables import DataError, Records, read_records
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor

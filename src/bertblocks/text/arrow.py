@@ -1,0 +1,96 @@
+"""Records of parquet, Arrow and Feather files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from bertblocks.text.files import is_compressed, peek, read_whole
+from bertblocks.text.records import BadRecord, DataError, Location, Record, Slice, find_key
+
+BATCH_ROWS = 1000
+
+
+def _import_arrow(source: str) -> Any:
+    try:
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{source}: this format needs pyarrow; install it with `pip install pyarrow`.") from error
+    return pyarrow
+
+
+def cut_parquet(path: Path, slice_bytes: int) -> list[Slice]:
+    """Slices of whole row groups; none for a file that cannot be opened, which reading will report."""
+    pyarrow = _import_arrow(str(path))
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
+    except pyarrow.ArrowInvalid:
+        return []
+    slices, start = [], 0
+    for stop in range(1, len(groups) + 1):
+        if stop == len(groups) or sum(groups[start : stop + 1]) > slice_bytes:
+            slices.append(Slice(str(path), start, stop, sum(groups[start:stop])))
+            start = stop
+    return slices
+
+
+def _random_access(file: IO[bytes], source: str) -> Any:
+    """The path of a plain file, or all bytes of a compressed one or of a pipe."""
+    if Path(source).is_file() and not is_compressed(Path(source)):
+        return source
+    return io.BytesIO(read_whole(file, source))
+
+
+def read_parquet(file: IO[bytes], part: Slice, needed: str | None) -> Iterator[Record | BadRecord]:
+    pyarrow = _import_arrow(part.path)
+    number = 1
+    try:
+        with pyarrow.parquet.ParquetFile(_random_access(file, part.path)) as table:
+            groups = range(part.start, table.num_row_groups if part.stop is None else part.stop)
+            rows = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+            number += sum(rows[: part.start])
+            names = table.schema_arrow.names
+            if needed is not None and find_key(needed, names) is None and find_key(needed.split(".")[0], names) is None:
+                reason = f"there is no column {needed!r}; the columns are {', '.join(names)}"
+                yield BadRecord(Location(part.path, "row", number), reason, sum(rows[group] for group in groups))
+                return
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=list(groups)):
+                for row in batch.to_pylist():
+                    yield Record(Location(part.path, "row", number), row)
+                    number += 1
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        reason = f"the file is not parquet, or is damaged from here on ({str(error).splitlines()[0]})"
+        yield BadRecord(Location(part.path, "row", number), reason)
+
+
+def read_arrow(file: IO[bytes], source: str) -> Iterator[Record | BadRecord]:
+    """Rows of an Arrow stream, as `datasets` saves it, or of an Arrow or Feather file."""
+    pyarrow = _import_arrow(source)
+    number = 1
+    try:
+        for batch in _batches(pyarrow, file, source):
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                for row in batch.slice(start, BATCH_ROWS).to_pylist():
+                    yield Record(Location(source, "row", number), row)
+                    number += 1
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        reason = f"the file is not Arrow, or is damaged from here on ({str(error).splitlines()[0]})"
+        yield BadRecord(Location(source, "row", number), reason)
+
+
+def _batches(pyarrow: Any, file: Any, source: str) -> Iterator[Any]:
+    start = peek(file, 6)
+    if start == b"ARROW1":
+        reader = pyarrow.ipc.open_file(_random_access(file, source))
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+    elif start.startswith(b"FEA1"):
+        from pyarrow import feather
+
+        yield from feather.read_table(_random_access(file, source)).to_batches()
+    else:
+        yield from pyarrow.ipc.open_stream(file)

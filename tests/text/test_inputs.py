@@ -1,0 +1,241 @@
+"""One reader for every format: endings, delimiters, quotes, encodings, compression, pipes, and lines without end."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import sys
+import threading
+import types
+
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from bertblocks.text import files
+from bertblocks.text.inputs import Roles, read_inputs
+from bertblocks.text.records import DataError, ReadOptions
+from bertblocks.text.tables import read_records
+
+ROWS = [{"text": "fine, really", "label": "a"}, {"text": "caf\u00e9 \u56db", "label": "b"}]
+TEXTS = [row["text"] for row in ROWS]
+TEXT = Roles([("text",)])
+
+
+def write_csv(delimiter=",", quote='"', quoting=csv.QUOTE_MINIMAL, encoding="utf-8", rows=ROWS) -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, ["text", "label"], delimiter=delimiter, quotechar=quote, quoting=quoting)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode(encoding)
+
+
+def json_lines() -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def arrow_bytes(write) -> bytes:
+    sink = io.BytesIO()
+    write(pa.Table.from_pylist(ROWS), sink)
+    return sink.getvalue()
+
+
+def write_stream(table, sink):
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+CONTENTS = {
+    "a.CSV": write_csv(),
+    "a.csv": write_csv(";"),
+    "b.csv": write_csv("|"),
+    "c.csv": write_csv("\t"),
+    "d.csv": write_csv(quote="'", quoting=csv.QUOTE_ALL),
+    "e.csv": write_csv(encoding="utf-16"),
+    "f.csv": write_csv(encoding="utf-8-sig"),
+    "a.tsv": write_csv("\t"),
+    "b.tsv": write_csv("\t", quoting=csv.QUOTE_ALL),
+    "a.ndjson": json_lines(),
+    "a.JSONL": json_lines(),
+    "a.Json": json.dumps(ROWS).encode(),
+    "a.parquet": arrow_bytes(parquet.write_table),
+    "a.feather": arrow_bytes(feather.write_feather),
+    "a.arrow": arrow_bytes(write_stream),
+    "a.csv.gz": gzip.compress(write_csv(";")),
+    "a.jsonl.GZ": gzip.compress(json_lines()),
+    "a.ndjson.zst": pa.compress(json_lines(), "zstd", asbytes=True),
+    "a.feather.gz": gzip.compress(arrow_bytes(feather.write_feather)),
+    "no_ending_jsonl": json_lines(),
+    "no_ending_gz": gzip.compress(json_lines()),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_every_format_gives_the_same_inputs_and_task_data(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(CONTENTS[name])
+    inputs = list(read_inputs([path], TEXT))
+    assert [record.value for record in inputs] == TEXTS
+    assert [record.columns for record in inputs] == ROWS
+    assert read_records(path).rows == ROWS
+
+
+def test_an_endingless_csv_needs_a_format(tmp_path):
+    path = tmp_path / "table"
+    path.write_bytes(write_csv())
+    inputs = read_inputs([path], TEXT)
+    assert "read as text; name another format with format=csv" in inputs.notes[0]
+    assert [record.value for record in read_inputs([path], TEXT, options=ReadOptions(format="csv"))] == TEXTS
+
+
+def test_detection_is_shown_and_can_be_overridden(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("text;label\ncaf\u00e9, oui;a\n".encode("latin-1"))
+    inputs = read_inputs([path], TEXT)
+    assert inputs.notes == [f"{path}: text=text (delimiter semicolon, double quotes, encoding cp1252)"]
+    assert [record.value for record in inputs] == ["caf\u00e9, oui"]
+    other = read_inputs([path], TEXT, options=ReadOptions.parse(["delimiter=;", "encoding=cp1250"]))
+    assert [record.value for record in other] == ["caf\u00e9, oui"]
+    whole = read_inputs([path], TEXT, options=ReadOptions.parse(["delimiter=#", "header=no", "encoding=latin-1"]))
+    assert [record.value for record in whole] == ["text;label", "caf\u00e9, oui;a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["delimeter=,"], r"key of format, .* \(did you mean 'delimiter'\?\)"),
+        (["delimiter=ab"], "must be one character"),
+        (["encoding=latin-99"], "'latin-99', which Python does not know"),
+        (["format=word"], "format is 'word'; it must be text, csv"),
+        (["header=maybe"], "must be yes or no"),
+    ],
+)
+def test_wrong_options_are_errors(settings, message):
+    with pytest.raises(DataError, match=message):
+        ReadOptions.parse(settings)
+
+
+def test_quotes_of_tab_separated_text_are_text(tmp_path):
+    """GLUE's files do not quote: a quote that opens a sentence is part of it."""
+    path = tmp_path / "a.tsv"
+    path.write_text('sentence\tlabel\n"So it goes," he said.\t1\n"Yes."\t0\n')
+    assert [record.value for record in read_inputs([path], TEXT)] == ['"So it goes," he said.', '"Yes."']
+    path.write_text('sentence\tlabel\n"two\nlines"\t1\nplain\t0\n')
+    assert [record.value for record in read_inputs([path], TEXT)] == ["two\nlines", "plain"]
+
+
+def test_several_files_globs_and_folders(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"part{number}.jsonl").write_text(json.dumps({"text": f"text {number}", "label": number}) + "\n")
+    expected = ["text 1", "text 2"]
+    for sources in ([tmp_path], [f"{tmp_path}/part*.jsonl"], [tmp_path / "part1.jsonl", tmp_path / "part2.jsonl"]):
+        assert [record.value for record in read_inputs(sources, TEXT)] == expected
+    records = read_records(f"{tmp_path}/part*.jsonl")
+    assert records.column("text") == expected
+    assert records.place(1) == f"{tmp_path}/part2.jsonl line 1"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"The folder .*empty has no \.txt, \.jsonl"):
+        read_inputs([tmp_path / "empty"], TEXT)
+    with pytest.raises(DataError, match=r"gone\.csv: no such file or folder"):
+        read_inputs([tmp_path / "gone.csv"], TEXT)
+
+
+def test_columns_are_found_in_any_case_and_inside_objects(tmp_path):
+    (tmp_path / "a.csv").write_text("ID,Text\n1,fine\n")
+    assert next(iter(read_inputs([tmp_path / "a.csv"], TEXT))).value == "fine"
+    nested = [{"review": {"body": "good"}, "text": "title"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(nested[0]) + "\n")
+    (tmp_path / "a.json").write_text(json.dumps(nested))
+    parquet.write_table(pa.Table.from_pylist(nested), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.json", "a.parquet"):
+        inputs = read_inputs([tmp_path / name], TEXT, {"text": "review.body"})
+        assert [record.value for record in inputs] == ["good"], name
+
+
+def test_a_pipe_of_process_substitution_is_read(tmp_path):
+    """Bash passes `<(command)` as /dev/fd/63, which is neither a regular file nor has an ending."""
+    reading, writing = os.pipe()
+
+    def write():
+        with os.fdopen(writing, "wb") as file:
+            file.write(json_lines())
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        inputs = read_inputs([f"/dev/fd/{reading}"], TEXT)
+        assert [record.value for record in inputs] == TEXTS
+    finally:
+        thread.join()
+        os.close(reading)
+
+
+def test_xlsx_needs_openpyxl_and_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "a.xlsx"
+    path.write_bytes(b"PK\x03\x04")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(DataError, match=r"a\.xlsx: reading \.xlsx needs openpyxl; install it with `pip install"):
+        read_inputs([path], TEXT)
+    sheet = types.SimpleNamespace(values=[("text", "label"), ("fine", 1), (None, None), ("bad", 2)])
+    book = types.SimpleNamespace(worksheets=[sheet])
+    monkeypatch.setitem(sys.modules, "openpyxl", types.SimpleNamespace(load_workbook=lambda *args, **options: book))
+    inputs = list(read_inputs([path], TEXT))
+    assert [(record.value, record.location) for record in inputs] == [
+        ("fine", f"{path} row 2"),
+        ("bad", f"{path} row 4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            '{"text": "half \\ud800"}\n',
+            r"a\.jsonl line 1: the text holds half of a surrogate pair \(\\ud800\)",
+        ),
+        ("a.json", '[{"text": "half \\ud800"}]', r"a\.json record 1: the text holds half of a surrogate pair"),
+        ("a.jsonl", "[" * 100_000, "line 1: the JSON is nested too deeply"),
+        ("a.json", "[" * 100_000, "the JSON is nested too deeply"),
+        ("a.jsonl", '{"text": null}\n', "line 1: None is not a text"),
+    ],
+)
+def test_texts_that_are_not_text_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        list(read_inputs([tmp_path / name], TEXT))
+
+
+def test_bad_records_can_be_skipped(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\noops\n{"body": "x"}\n{"text": "two"}\n')
+    bad = []
+    inputs = read_inputs([tmp_path / "a.jsonl"], TEXT, on_bad=bad.append)
+    assert [record.value for record in inputs] == ["one", "two"]
+    assert [record.location.number for record in bad] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.txt.gz"])
+def test_a_line_without_end_is_a_bad_record(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(files, "MAX_RECORD_BYTES", 1000)
+    lines = ['{"text": "good"}', '{"text": "' + "x" * 5000 + '"}', '{"text": "last"}']
+    if "csv" in name:
+        lines = ["text,label", "good,1", "x" * 5000 + ",1", "last,1"]
+    if "txt" in name:
+        lines = ["good", "x" * 5000, "last"]
+    (tmp_path / name).write_bytes(gzip.compress("\n".join(lines).encode()))
+    bad = []
+    inputs = read_inputs([tmp_path / name], TEXT, on_bad=bad.append)
+    assert [record.value for record in inputs] == ["good", "last"]
+    assert [(record.location.number, record.reason) for record in bad] == [
+        (len(lines) - 1, "the line is longer than 0 MiB")
+    ]
+
+
+def test_a_compressed_file_that_must_be_read_at_once_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 2**20)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
+    with pytest.raises(DataError, match=r"a\.json\.gz: the file has more than 1 MiB and has to be read at once"):
+        list(read_inputs([tmp_path / "a.json.gz"], TEXT))
