@@ -75,7 +75,7 @@ def prose(document: str) -> str:
 
 
 @pytest.fixture
-def registries(monkeypatch):
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets afterwards what the examples register."""
     for registry in (ACTIVATIONS, BACKENDS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, MLPS, NORMS):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
@@ -83,7 +83,9 @@ def registries(monkeypatch):
 
 @pytest.mark.parametrize("document", PAGES)
 @pytest.mark.usefixtures("registries")
-def test_code_and_commands_do_what_the_document_shows(document, tmp_path, monkeypatch):
+def test_code_and_commands_do_what_the_document_shows(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs from top to bottom in one folder, so that a command can use what an earlier example saved."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -174,12 +176,12 @@ def declared_extras() -> set[str]:
     return set(re.findall(r"^([\w-]+) = \[", table, re.MULTILINE))
 
 
-def test_the_readme_lists_every_extra():
+def test_the_readme_lists_every_extra() -> None:
     rows = re.findall(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \|", prose("README.md"), re.MULTILINE)
     assert set(re.findall(r"[\w-]+", " ".join(rows))) == declared_extras()
 
 
-def test_the_installed_command_is_the_documented_one():
+def test_the_installed_command_is_the_documented_one() -> None:
     """Runs in a new process, as a shell would."""
     script = re.search(r'^bertblocks = "(.+):(.+)"$', read("pyproject.toml"), re.MULTILINE)
     assert script
@@ -194,7 +196,7 @@ def test_the_installed_command_is_the_documented_one():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_have_targets(document):
+def test_links_have_targets(document: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(document)):
         if target.startswith(("http://", "https://")):
             continue
@@ -212,7 +214,7 @@ def anchors(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_named_files_exist(document):
+def test_named_files_exist(document: str) -> None:
     """Paths are relative to the repository, to the package, or to the document's folder."""
     bases = (ROOT, PACKAGE, (ROOT / document).parent)
     for name in re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|txt|json|safetensors)|/))`", prose(document)):
@@ -221,20 +223,20 @@ def test_named_files_exist(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_named_make_targets_exist(document):
+def test_named_make_targets_exist(document: str) -> None:
     named = set(re.findall(r"`make ([\w-]+)`", prose(document)))
     assert named <= make_targets()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_public_names_exist(document):
+def test_public_names_exist(document: str) -> None:
     pattern = r"`(?:bertblocks\.(\w+)|(BertBlocks\w+|register_\w+|(?:from|to|save)_huggingface))`"
     for name in ("".join(groups) for groups in re.findall(pattern, prose(document))):
         assert hasattr(bertblocks, name), f"{document} names {name}"
 
 
 @pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_names_are_in_the_files_that_the_document_gives(document):
+def test_names_are_in_the_files_that_the_document_gives(document: str) -> None:
     """Checks the form `name` in `file`."""
     places = re.findall(r"`(\w+)`\s+(?:in|of)\s+`([\w./-]+\.py)`", prose(document))
     assert places
@@ -243,7 +245,7 @@ def test_names_are_in_the_files_that_the_document_gives(document):
         assert re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), f"{document} places {name} in {file}"
 
 
-def test_the_api_page_lists_every_public_name():
+def test_the_api_page_lists_every_public_name() -> None:
     """Python names of the package and of its JAX part, and commands; no more and no fewer."""
     sections = re.split(r"^## ", read("docs/api.md"), flags=re.MULTILINE)
     listed = {
@@ -277,7 +279,7 @@ def load_generator(page: str) -> Any:
 IMPORTS = load_generator("imports")
 
 
-def test_files_import_without_cycles():
+def test_files_import_without_cycles() -> None:
     """Imports for typing only do not count."""
     files = IMPORTS.module_files()
     graph = {name: IMPORTS.imported_names(path) & set(files) for name, path in files.items()}
@@ -287,7 +289,7 @@ def test_files_import_without_cycles():
     TopologicalSorter(graph).prepare()
 
 
-def test_rooms_import_only_rooms_above_them():
+def test_rooms_import_only_rooms_above_them() -> None:
     """Imports inside functions count too, so none can hide a cycle."""
     rooms = IMPORTS.ROOMS
     assert sorted(rooms) == sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
@@ -298,13 +300,13 @@ def test_rooms_import_only_rooms_above_them():
             assert other is None or rooms.index(other) <= rooms.index(room), f"{path} imports {imported}"
 
 
-def test_the_graph_of_imports_leaves_out_only_implied_edges():
+def test_the_graph_of_imports_leaves_out_only_implied_edges() -> None:
     graph = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a", "c"}, "e": {"a"}}
     reduced = {"a": set(), "b": {"a"}, "c": {"b"}, "d": {"c"}, "e": {"a"}}
     assert IMPORTS.without_implied_edges(graph) == reduced
 
 
-def test_every_room_has_a_readme_and_a_place_in_the_architecture():
+def test_every_room_has_a_readme_and_a_place_in_the_architecture() -> None:
     assert [f"src/bertblocks/{room}/README.md" for room in sorted(IMPORTS.ROOMS)] == ROOM_PAGES
     listed = re.findall(r"^\| `(\w+)/` \|", prose("docs/architecture.md"), re.MULTILINE)
     assert listed == IMPORTS.ROOMS
@@ -317,11 +319,11 @@ def test_every_room_has_a_readme_and_a_place_in_the_architecture():
     ("page", "script"),
     [("config", "config"), ("families", "families"), ("performance", "performance"), ("architecture", "imports")],
 )
-def test_generated_pages_are_up_to_date(page, script):
+def test_generated_pages_are_up_to_date(page: str, script: str) -> None:
     assert load_generator(script).render() == read(f"docs/{page}.md"), f"run `python docs/generate_{script}.py`"
 
 
-def test_the_page_of_families_has_every_family():
+def test_the_page_of_families_has_every_family() -> None:
     from bertblocks.checkpoints.families import FAMILIES
 
     listed = re.findall(r"^\| `([\w-]+)` \| in, out ", read("docs/families.md"), re.MULTILINE)
@@ -331,7 +333,7 @@ def test_the_page_of_families_has_every_family():
     assert {int(number) for number in numbers} == {len(FAMILIES)}
 
 
-def test_the_page_of_config_keys_has_every_key():
+def test_the_page_of_config_keys_has_every_key() -> None:
     from bertblocks.config import BertBlocksConfig
     from bertblocks.config.validation import own_keys
 
