@@ -16,7 +16,7 @@ from bertblocks.core.storage import atomic_folder
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.models.quantization import MIN_COSINE, Accuracy, QuantizationError, describe, quantize
-from bertblocks.models.quantization_accuracy import run
+from bertblocks.models.quantization_accuracy import collect_outputs
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 #: What a model is tried on unless the caller has texts of their own: short and long, plain and odd.
@@ -92,7 +92,7 @@ def quantize_folder(
         carried = carry_files(folder, scratch, allow_pickle, keep_tokenizer=False)
         ids = torch.arange(min(8, model.config.vocab_size))[None]
         probe = batch or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if not torch.equal(run(load_model(scratch), probe).hidden, run(model, probe).hidden):
+        if not torch.equal(collect_outputs(load_model(scratch), probe).hidden, collect_outputs(model, probe).hidden):
             raise QuantizationError(f"What was written is not what was computed; {target} was not kept.")
     target_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))

@@ -1,7 +1,7 @@
-"""int8 inference: byte weights and byte activations through the integer units of the CPU.
+"""int8 inference: 8-bit weights and activations, multiplied by the CPU's integer instructions.
 
-Linear layers of the encoder, the masked-LM head and its decoder are quantized. Embedding tables, norms, attention
-itself, BERT's pooler and the small last layer of a classifier stay as they are.
+The linear layers of the encoder, the masked-LM head and its decoder are quantized. Embedding tables, norms, the
+attention products, BERT's pooler and the small output layer of a classifier keep their precision.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.core.registry import nearest
-from bertblocks.models.quantization_accuracy import Accuracy, compare, run
+from bertblocks.models.quantization_accuracy import Accuracy, collect_outputs, compare_outputs
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.ops.int8 import describe
 from bertblocks.nn.quantized import QuantizedLinear, QuantizedMLP
 
 METHODS = ("int8",)
-#: A quantized model whose tokens' vectors have a lower mean cosine to the original's is refused.
+#: The lowest accepted mean cosine between the token vectors of the quantized and of the original model.
 MIN_COSINE = 0.98
 
 __all__ = ["METHODS", "MIN_COSINE", "Accuracy", "QuantizationError", "describe", "quantize", "replace_layers"]
 
 
 class QuantizationError(ValueError):
-    """A model that cannot be quantized, or not well enough; it is left as it was."""
+    """Raised if a model cannot be quantized, or not accurately enough; the model stays unchanged."""
 
 
 def quantize(
     model: Any, method: str = "int8", samples: Mapping[str, Tensor] | None = None, min_cosine: float = MIN_COSINE
 ) -> Accuracy:
-    """Quantizes a model in place and tells how far its outputs moved on `samples`.
+    """Quantizes a model in place and returns how far its outputs moved on `samples`.
 
-    Samples are a padded batch of the model's inputs with its `attention_mask`; by default random ids. Where the mean
-    cosine of the tokens' vectors is below `min_cosine` the model is left as it was and `QuantizationError` is raised.
+    `samples` is a padded batch of the model's inputs with its `attention_mask`, by default random ids. If the mean
+    cosine of the token vectors is below `min_cosine`, the model stays unchanged and `QuantizationError` is raised.
 
     Example:
         >>> from bertblocks import BertBlocksConfig, BertBlocksModel
@@ -46,28 +46,28 @@ def quantize(
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}{nearest(method, METHODS)}.")
     if model.config.quantization is not None:
-        raise QuantizationError(f"This model is {model.config.quantization} already.")
+        raise QuantizationError(f"This model is already quantized to {model.config.quantization}.")
     for name, tensor in model.named_parameters():
         if not tensor.isfinite().all():
-            raise QuantizationError(f"{name} holds numbers that are not finite; such a model cannot be quantized.")
+            raise QuantizationError(f"{name} holds values that are not finite; such a model cannot be quantized.")
     was_training, batch = model.training, _random_batch(model) if samples is None else samples
     model.eval()
-    before = run(model, batch)
+    before = collect_outputs(model, batch)
     replaced = replace_layers(model)
-    accuracy = compare(before, run(model, batch))
+    accuracy = compare_outputs(before, collect_outputs(model, batch))
     if not accuracy.mean_cosine >= min_cosine:
         for parent, name, module in reversed(replaced):
             setattr(parent, name, module)
         model.train(was_training)
-        raise QuantizationError(f"Refused: a mean cosine of {min_cosine} was asked for, and int8 gives {accuracy}.")
+        raise QuantizationError(f"min_cosine is {min_cosine}, but int8 gives {accuracy}; the model is unchanged.")
     model.config.quantization = method
-    model.config.tie_word_embeddings = False  # the decoder has bytes of its own
+    model.config.tie_word_embeddings = False  # the decoder now has int8 weights of its own
     model.requires_grad_(False)
     return accuracy
 
 
 def replace_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Puts int8 layers in the place of linear ones; returns what was where, in order."""
+    """Replaces linear layers by int8 layers and returns the replaced modules with their parents, in order."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
 
     def put(parent: nn.Module, name: str, module: nn.Module) -> None:
@@ -87,7 +87,7 @@ def replace_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 def _random_batch(model: Any) -> dict[str, Tensor]:
-    """Sixteen texts of random ids, up to 64 tokens long."""
+    """Returns sixteen sequences of random ids, up to 64 tokens long."""
     config = model.config
     room = config.max_position_embeddings - config.position_offset if config.embd_pos_enc_kind == "learned" else 64
     lengths = torch.linspace(1, min(64, room), 16).long()

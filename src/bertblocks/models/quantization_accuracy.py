@@ -1,4 +1,4 @@
-"""How far a model's outputs moved: tokens' vectors, and what the task makes of them."""
+"""How far quantization moves the outputs of a model: token vectors and the predictions of its heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drift:
-    """One number about a task: what it is, and its value."""
+    """One measure of how far a head's output moved."""
 
     output: str
     meaning: str
@@ -22,8 +22,9 @@ class Drift:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A model against itself before: cosines between the vectors of each real token, and the task's drift."""
+    """A quantized model compared with the original: cosines of token vectors, and the drift of heads."""
 
+    #: The number of tokens compared.
     tokens: int
     mean_cosine: float
     lowest_cosine: float
@@ -38,22 +39,22 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model gives for a batch, without padding."""
+    """The outputs of a model for a batch, without padding."""
 
     hidden: Tensor  # [tokens, hidden]
     texts: Tensor  # [texts, hidden], the mean of each text's tokens
-    heads: dict[str, Tensor]  # scores by name, their choices last
+    heads: dict[str, Tensor]  # logits by name, with the choices in the last dimension
 
 
 @torch.inference_mode()
-def run(model: Any, batch: Mapping[str, Tensor]) -> Outputs:
-    """One forward pass over a padded batch with its `attention_mask`."""
-    # asked for: a head may look at some tokens only, and the others would have no last state
+def collect_outputs(model: Any, batch: Mapping[str, Tensor]) -> Outputs:
+    """Runs one forward pass over a padded batch with its `attention_mask`."""
+    # a head that reads only some tokens skips the last layer for the others unless all hidden states are requested
     output = model(**batch, output_hidden_states=True)
     mask = batch["attention_mask"].bool()
     hidden = output.hidden_states[-1][mask]
-    owner = mask.nonzero()[:, 0]
-    texts = hidden.new_zeros(len(mask), hidden.shape[1]).index_add(0, owner, hidden) / mask.sum(1, keepdim=True)
+    text_of_token = mask.nonzero()[:, 0]
+    texts = hidden.new_zeros(len(mask), hidden.shape[1]).index_add(0, text_of_token, hidden) / mask.sum(1, keepdim=True)
     heads = {}
     for name, value in output.items():
         if isinstance(value, Tensor) and name.endswith("logits"):
@@ -64,14 +65,14 @@ def run(model: Any, batch: Mapping[str, Tensor]) -> Outputs:
     return Outputs(hidden.float(), texts.float(), heads)
 
 
-def compare(before: Outputs, after: Outputs) -> Accuracy:
-    """The accuracy of `after`, taking `before` as right."""
+def compare_outputs(before: Outputs, after: Outputs) -> Accuracy:
+    """Returns the accuracy of `after` with `before` as the reference."""
     cosines = F.cosine_similarity(before.hidden.double(), after.hidden.double(), dim=-1).clamp(max=1.0)
-    # a vector of zeros on both sides has not moved
+    # two zero vectors are equal, though their cosine is 0
     cosines = cosines.masked_fill((before.hidden == after.hidden).all(dim=-1), 1.0)
     drift = [item for name in before.heads for item in _head_drift(name, before.heads[name], after.heads[name])]
     if not drift:
-        first, second = (F.normalize(one.texts, dim=-1) for one in (before, after))
+        first, second = (F.normalize(outputs.texts, dim=-1) for outputs in (before, after))
         moved = (first @ first.T - second @ second.T).abs().max().item()
         drift = [Drift("mean vectors", "largest change of a similarity", moved)]
     return Accuracy(len(cosines), cosines.mean().item(), cosines.min().item(), drift)
