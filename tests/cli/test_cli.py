@@ -109,7 +109,7 @@ def test_describe_json_holds_everything():
 def test_describe_stops_at_learned_positions():
     assert [cost["length"] for cost in run_json("describe", "bert-base")["costs"]] == [128, 512]
     error = run("describe", "bert-base", "--length", "513", expect=1).stderr
-    assert error == "bertblocks: The length is 513; it must be from 1 to 512, for which there are learned positions.\n"
+    assert error == "bertblocks: The length is 513; it must be from 1 to 512, the number of learned positions.\n"
 
 
 def test_describe_reads_folders_and_files_of_every_kind(tmp_path):

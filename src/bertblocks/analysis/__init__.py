@@ -1,6 +1,6 @@
-"""What an encoder is made of and what it costs: parameters, FLOPs, memory, its modules as a tree and as a diagram.
+"""The structure and cost of an encoder: parameters, FLOPs, memory, and its modules as a tree and as a diagram.
 
-Models are built on the meta device, shapes without numbers, so that the largest takes no memory.
+Models are built on the meta device, which holds shapes without values, so even the largest takes no memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from bertblocks.config.validation import ConfigError
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
-#: Where cost is reported unless asked otherwise.
+#: The sequence lengths for which costs are reported by default.
 LENGTHS = (128, 512, 2048, 8192)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sequence of `length` tokens takes."""
+    """The cost of one sequence of `length` tokens."""
 
     length: int
     #: FLOPs of the whole sequence by part, with their sum as "total".
     flops: dict[str, int]
-    #: Bytes of activations in fp32: the most that live at once without gradients, and all that training keeps.
+    #: Bytes of activations in fp32: the peak without gradients, and all that training keeps for the backward pass.
     inference_bytes: int
     training_bytes: int
 
@@ -39,19 +39,19 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """Everything that `bertblocks describe` tells of a model."""
+class Analysis:
+    """Everything that `bertblocks describe` shows about a model."""
 
     task: str
     summary: str
     tree: Node
-    #: By part, with their sum as "total"; tied weights once.
+    #: By part, with their sum as "total". Tied weights count once.
     parameters: dict[str, int]
     costs: list[Cost]
 
 
-def analyze(config: BertBlocksConfig, task: str = "masked-lm", lengths: list[int] | None = None) -> Anatomy:
-    """The anatomy of the model that `config` describes, with the head of a task.
+def analyze(config: BertBlocksConfig, task: str = "masked-lm", lengths: list[int] | None = None) -> Analysis:
+    """Analyzes the model that `config` describes, with the head of a task.
 
     Example:
         >>> from bertblocks import BertBlocksConfig
@@ -62,31 +62,31 @@ def analyze(config: BertBlocksConfig, task: str = "masked-lm", lengths: list[int
     limit = longest_sequence(config)
     for length in lengths:
         if length < 1 or (limit is not None and length > limit):
-            room = "at least 1" if limit is None else f"from 1 to {limit}, for which there are learned positions"
-            raise ConfigError(f"The length is {length}; it must be {room}.")
+            allowed = "at least 1" if limit is None else f"from 1 to {limit}, the number of learned positions"
+            raise ConfigError(f"The length is {length}; it must be {allowed}.")
     model = build(config, task)
     costs = [
         Cost(length, count_flops(model, length), inference_bytes(model, length), training_bytes(model, length))
         for length in lengths
     ]
-    return Anatomy(task, summarize(config), module_tree(model), count_parameters(model), costs)
+    return Analysis(task, summarize(config), module_tree(model), count_parameters(model), costs)
 
 
 def longest_sequence(config: BertBlocksConfig) -> int | None:
-    """What a learned position table has room for; None: any length."""
+    """Returns the longest sequence that learned positions allow, or None if the length is not limited."""
     if config.embd_pos_enc_kind != "learned":
         return None
     return config.max_position_embeddings - config.position_offset
 
 
 def usual_lengths(*configs: BertBlocksConfig) -> list[int]:
-    """Those of `LENGTHS` that all configs can take, or the longest that they can if it is shorter than those."""
+    """Returns those of `LENGTHS` that all configs allow, or the longest allowed length if that is shorter."""
     limits = [limit for config in configs if (limit := longest_sequence(config)) is not None]
     return [length for length in LENGTHS if length <= min(limits, default=length)] or [min(limits)]
 
 
 def summarize(config: BertBlocksConfig) -> str:
-    """An architecture in one line."""
+    """Describes an architecture in one line."""
     heads = f"{config.num_attention_heads} heads"
     if config.num_kv_heads != config.num_attention_heads:
         heads += f" over {config.num_kv_heads} key/value heads"
@@ -114,7 +114,7 @@ def summarize(config: BertBlocksConfig) -> str:
 
 __all__ = [
     "LENGTHS",
-    "Anatomy",
+    "Analysis",
     "Cost",
     "Node",
     "analyze",

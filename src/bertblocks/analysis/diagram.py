@@ -1,4 +1,4 @@
-"""The architecture as a mermaid flowchart, for a README or a paper's draft."""
+"""The architecture as a Mermaid flowchart, for a README or the draft of a paper."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bertblocks.nn.position import LearnedPosition
 
 
 def mermaid(model: BertBlocksPreTrainedModel) -> str:
-    """A flowchart from token ids to the task's output.
+    """Draws a flowchart from token ids to the output of the task.
 
-    Layers that are equal are drawn once; arrows between the kinds of layers say which may follow which.
+    Equal layers are drawn once; arrows between the kinds of layers show which follows which.
     """
     base = model if isinstance(model, BertBlocksModel) else model.model
     assert isinstance(base, BertBlocksModel)
@@ -36,7 +36,7 @@ def mermaid(model: BertBlocksPreTrainedModel) -> str:
 
 
 class Chart:
-    """Lines of a flowchart. Labels are quoted; none begins like an item of a Markdown list, which mermaid refuses."""
+    """The lines of a flowchart. Labels are quoted and never begin like a Markdown list item, which Mermaid rejects."""
 
     def __init__(self) -> None:
         self.lines = ["flowchart TD"]
@@ -53,7 +53,7 @@ class Chart:
         self.line(f'{start} -->|"{label}"| {end}' if label else f"{start} --> {end}")
 
     def after(self, start: str, key: str, label: str) -> str:
-        """A node with an arrow to it; its key."""
+        """Adds a node with an arrow to it and returns its key."""
         self.node(key, label)
         self.edge(start, key)
         return key
@@ -66,16 +66,16 @@ class Chart:
 
 
 def _layers(chart: Chart, base: BertBlocksModel, start: str) -> str:
-    """Draws every kind of layer and the arrows between kinds; returns the key of the last layer's end."""
+    """Draws every kind of layer and the arrows between kinds; returns the key of the last layer's output."""
     encoder = next(node for node in module_tree(base).children if node.name == "encoder")
     groups = next(node for node in encoder.children if node.name == "layers").children
     kind_of = {index: number for number, group in enumerate(groups) for index in group.layers}
     ends = [_layer(chart, f"layer{number}", group, base) for number, group in enumerate(groups)]
     chart.edge(start, "layer0_in")
     order = [kind_of[index] for index in base.encoder.order]
-    for one, following in dict.fromkeys(itertools.pairwise(order)):
-        if one != following:
-            chart.edge(ends[one], f"layer{following}_in")
+    for kind, next_kind in dict.fromkeys(itertools.pairwise(order)):
+        if kind != next_kind:
+            chart.edge(ends[kind], f"layer{next_kind}_in")
     return ends[order[-1]]
 
 
@@ -103,7 +103,7 @@ def _layer(chart: Chart, key: str, group: Node, base: BertBlocksModel) -> str:
 
 
 def _join(chart: Chart, key: str, start: str, sublayers: list[tuple[str, str]], residual: Residual) -> str:
-    """One residual branch, or two side by side, with the norms where the block has them."""
+    """Draws one residual branch, or two in parallel, with the norms where the block has them."""
     stem = f"{key}_{sublayers[0][0]}"
     end = start
     has_post_norm = not isinstance(residual.post_norm, nn.Identity)
@@ -177,7 +177,7 @@ def _mlp_label(mlp: nn.Module) -> str:
 
 
 def _head_labels(model: BertBlocksPreTrainedModel, base: BertBlocksModel) -> list[tuple[str, str]]:
-    """What follows the encoder, in the order in which it runs."""
+    """Returns the parts after the encoder, in the order in which they run."""
     labels = []
     if base.pooler is not None:
         labels.append(("pooler", "Pooler<br/>first token, dense, tanh"))

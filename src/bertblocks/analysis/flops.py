@@ -1,8 +1,8 @@
 """Floating point operations of a forward pass.
 
-Matrix products alone are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
-table lookups are left out. Attention counts the pairs that the pattern lets see one another, not what a backend
-computes beside them. A backward pass takes twice the forward.
+Only matrix products are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
+table lookups are left out. Attention counts the (query, key) pairs that the pattern allows, not those that a backend
+computes in addition. A backward pass takes twice the FLOPs of the forward pass.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ FEED_FORWARD, HEAD = "feed-forward", "head"
 
 
 def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | None = None) -> dict[str, int]:
-    """FLOPs of one sequence of `length` tokens, by part and in all. A layer counts every time that it runs.
+    """Returns the FLOPs of one sequence of `length` tokens, by part and in total. A layer counts every time it runs.
 
-    `scored` tokens reach the head, and no others pass the last layer's attention: by default one in classification by
-    the first token, else all, as in masked language modelling outside of training. The heads of `BertBlocksModel` and
-    of sequence classification, and the one that tells the order of segments, see one row.
+    `scored` is the number of tokens that reach the head; the last layer computes no others after its attention. By
+    default it is 1 for a classifier that reads the first token, and otherwise all, as in masked language modelling
+    outside of training. The heads of `BertBlocksModel`, of sequence classification and of sentence order read one
+    vector per sequence.
     """
-    one_row = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
+    one_vector = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
     if scored is None:
-        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.by_first_token else length
+        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.uses_first_token_only else length
     last = ["encoder", "layers", str(model.base_model.encoder.order[-1])]
     counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
     runs = Counter(model.base_model.encoder.order)
@@ -37,22 +38,22 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
         if isinstance(module, nn.Linear):
             part = part_of(name)
-            rows = times * length
+            num_tokens = times * length
             if part == HEAD:
-                rows = 1 if one_row or path[0] in ("pooler", "order") else scored
+                num_tokens = 1 if one_vector or path[0] in ("pooler", "order") else scored
             elif path[:3] == last and path[3:] != ["attention", "qkv"]:
-                rows -= length - scored
+                num_tokens -= length - scored
             names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
-            counts[names.get(part, part)] += 2 * rows * module.in_features * module.out_features
+            counts[names.get(part, part)] += 2 * num_tokens * module.in_features * module.out_features
         elif isinstance(module, Attention):
             pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
-            # one product for the scores, one for the values
+            # one product for the scores and one for the values
             counts[SCORES] += times * 2 * 2 * pairs * module.num_heads * module.head_dim
     return {**counts, "total": sum(counts.values())}
 
 
 def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:
-    """How many (query, key) pairs of a sequence see one another.
+    """Counts the (query, key) pairs of a sequence that attention allows.
 
     Example:
         >>> visible_pairs(10, None), visible_pairs(10, 1), visible_pairs(10, 1, num_global_tokens=1)

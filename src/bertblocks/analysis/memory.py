@@ -1,8 +1,8 @@
 """Activation memory, counted by running a model on the meta device, where tensors have sizes but take no memory.
 
-One sequence without padding, in fp32, weights not included. Attention is taken to be a fused kernel such as
-flash-attn, which holds no score matrix: it needs its inputs and output and, to train, one number per head and query.
-Everything else is what the model's own code holds. Dropout keeps its mask as numbers, as torch does on a CPU.
+The numbers are for one sequence without padding in fp32, without weights. Attention is assumed to be a fused kernel
+such as flash-attn, which stores no score matrix: only its inputs, its output and, for training, one number per head
+and query. Everything else is what the model's own code stores. Dropout stores its mask as floats, as torch does on CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LABELLED_SHARE = 0.3
 
 
 def inference_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
-    """The most bytes of activations that live at once, the output included."""
+    """Returns the peak of live activation bytes, including the output."""
     ids = torch.zeros(1, length, dtype=torch.long, device="meta")
     was_training = model.training
     model.eval()
@@ -40,10 +40,10 @@ def inference_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
 
 
 def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
-    """The bytes that a forward pass keeps for its backward pass.
+    """Returns the bytes that a forward pass keeps for its backward pass.
 
-    The masked-LM head gets `LABELLED_SHARE` of the tokens, and its loss is included; that of other heads is too small
-    to matter.
+    The masked-LM head gets `LABELLED_SHARE` of the tokens, and its loss is included. The losses of other heads are too
+    small to matter.
     """
     ids = torch.zeros(1, length, dtype=torch.long, device="meta")
     weights = _weight_storages(model)
@@ -60,8 +60,8 @@ def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.enable_grad(), _fused_attention(model), hooks:
         if isinstance(model, LanguageModel):
-            rows = torch.zeros(max(1, round(LABELLED_SHARE * length)), dtype=torch.long, device="meta")
-            model.summed_loss(model.model.encode(ids, rows=lambda _: rows).hidden, ids[0, rows])
+            labelled = torch.zeros(max(1, round(LABELLED_SHARE * length)), dtype=torch.long, device="meta")
+            model.fused_loss(model.model.encode(ids, token_indices=lambda _: labelled).hidden, ids[0, labelled])
         else:
             model(ids)
     model.train(was_training)
@@ -69,15 +69,15 @@ def training_bytes(model: BertBlocksPreTrainedModel, length: int) -> int:
 
 
 def _weight_storages(model: BertBlocksPreTrainedModel) -> set[int]:
-    """A storage's Python object lives as long as the storage does, so its id names it."""
+    """Returns the ids of the storages of weights. The Python object of a storage lives as long as the storage."""
     return {id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
 
 
-# ---------------------------------------------------------------------- what is alive
+# ---------------------------------------------------------------------- live tensors
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Watches every tensor that is made, and the most bytes that were alive after any operation."""
+    """Tracks every new tensor and the peak of live bytes after any operation."""
 
     def __init__(self, model: BertBlocksPreTrainedModel) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class _Fused(torch.autograd.Function):
-    """The shapes of a fused attention kernel, and what it keeps to train."""
+    """The output shape of a fused attention kernel, and the tensors that it keeps for training."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ class _FusedBackend(AttentionBackend):
 
 @contextmanager
 def _fused_attention(model: BertBlocksPreTrainedModel) -> Iterator[None]:
-    """Every attention block of `model` gets the fused backend, and RoPE goes unscaled.
+    """Gives every attention block of `model` the fused backend, and turns off RoPE scaling.
 
-    Scaling changes no size, and some kinds of it read a length from a tensor, which on the meta device has none.
+    Scaling does not change sizes, and some kinds read a length from a tensor, which has no value on the meta device.
     """
 
     def swap(module: nn.Module, args: tuple) -> tuple:

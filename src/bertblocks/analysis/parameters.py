@@ -1,4 +1,4 @@
-"""Models without memory, and how many parameters each of their parts has."""
+"""Models on the meta device and the number of parameters in each of their parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = ("token embedding", "position and type embedding", "attention", "feed-fo
 
 
 def build(config: BertBlocksConfig, task: str) -> BertBlocksPreTrainedModel:
-    """The model of a task on the meta device, with plain kernels whatever the config asks for."""
+    """Builds the model of a task on the meta device, with plain kernels regardless of the config."""
     config = copy.copy(config)
     config.attention_backend, config.kernel_backend = "eager", "torch"
     with torch.device("meta"):
@@ -24,10 +24,10 @@ def build(config: BertBlocksConfig, task: str) -> BertBlocksPreTrainedModel:
 
 
 def count_parameters(model: BertBlocksPreTrainedModel) -> dict[str, int]:
-    """Parameters by part and in all.
+    """Counts parameters by part and in total.
 
-    A tied decoder counts once, as the token embedding, and so do layers that share weights. The projection of narrow
-    embeddings counts as token embedding, a head's norm as head.
+    A tied decoder counts once, as the token embedding; layers that share weights count once too. The projection of
+    factorized embeddings counts as token embedding, the norm of a head as head.
     """
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
@@ -36,7 +36,7 @@ def count_parameters(model: BertBlocksPreTrainedModel) -> dict[str, int]:
 
 
 def part_of(name: str) -> str:
-    """The part that a parameter or module belongs to, by its name in the model."""
+    """Returns the part that a parameter or module belongs to, by its name in the model."""
     path = name.removeprefix("model.").split(".")
     if path[0] not in ("embedding", "encoder"):
         return "head"
@@ -45,6 +45,6 @@ def part_of(name: str) -> str:
     if path[0] == "embedding":
         return "token embedding" if path[1] in ("token", "projection") else "position and type embedding"
     if path[1] == "position":
-        return "attention"  # a table that all layers share
+        return "attention"  # a position table that all layers share
     # encoder.layers.<index>.<part of the block>
     return "attention" if path[3].startswith("attention") else "feed-forward"

@@ -1,4 +1,4 @@
-"""The modules of a model as a tree, in which equal layers are one."""
+"""The modules of a model as a tree in which equal layers are merged."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bertblocks.nn.position import BlockPosition
 
 @dataclass(frozen=True)
 class Node:
-    """One module, or the several equal ones of a list."""
+    """One module, or several equal modules of a list."""
 
     name: str
     kind: str
-    #: What the module says of itself.
+    #: The module's `extra_repr`.
     details: str
-    #: Of one such module.
+    #: The parameters of one such module.
     parameters: int
     children: tuple[Node, ...] = ()
-    #: The places in their list of the modules that this node stands for.
+    #: The indexes, in their list, of the modules that this node stands for.
     layers: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
-        """The node in one line, as torch would print it."""
+        """The node in one line, in the style of torch."""
         name = f"({self.name}): " if self.name else ""
         count = f"{len(self.layers)} x " if len(self.layers) > 1 else ""
         size = ""
@@ -38,7 +38,7 @@ class Node:
 
 
 def module_tree(model: nn.Module) -> Node:
-    """The tree of a model, without modules that do nothing.
+    """Returns the tree of a model, without modules that do nothing.
 
     Example:
         >>> from torch import nn
@@ -50,7 +50,7 @@ def module_tree(model: nn.Module) -> Node:
 
 
 def _node(name: str, module: nn.Module) -> Node | None:
-    """None for a module that does nothing, or all of whose parts do nothing."""
+    """Returns None for a module that does nothing or whose parts all do nothing."""
     if _is_idle(module):
         return None
     children = [node for key, child in module.named_children() if (node := _node(key, child)) is not None]
@@ -58,7 +58,7 @@ def _node(name: str, module: nn.Module) -> Node | None:
     if not children and not parameters and any(True for _ in module.children()):
         return None
     if isinstance(module, nn.ModuleList):
-        children = _group(children, _reaches(module))
+        children = _group(children, _attention_kinds(module))
     return Node(name, type(module).__name__, module.extra_repr(), parameters, tuple(children))
 
 
@@ -70,18 +70,18 @@ def _is_idle(module: nn.Module) -> bool:
     )
 
 
-def _reaches(layers: nn.ModuleList) -> list[str]:
-    """Local or global for each layer; nothing where all are the same."""
+def _attention_kinds(layers: nn.ModuleList) -> list[str]:
+    """Returns local or global for each layer, or empty strings if all layers are the same."""
     attentions = [getattr(layer, "attention", None) for layer in layers]
-    reaches = [
+    kinds = [
         ("global" if attention.pattern.half_window is None else "local") if isinstance(attention, Attention) else ""
         for attention in attentions
     ]
-    return reaches if len(set(reaches)) > 1 else [""] * len(reaches)
+    return kinds if len(set(kinds)) > 1 else [""] * len(kinds)
 
 
 def _group(nodes: list[Node], notes: list[str]) -> list[Node]:
-    """Nodes that are equal but for their place become one, in order of first appearance."""
+    """Merges nodes that differ only in their index, in order of first appearance."""
     groups: dict[Node, list[int]] = {}
     for node in nodes:
         index = int(node.name)
@@ -91,7 +91,7 @@ def _group(nodes: list[Node], notes: list[str]) -> list[Node]:
 
 
 def write_indexes(indexes: Sequence[int]) -> str:
-    """Rising numbers as runs, shortened where a long row of runs is regular.
+    """Writes ascending numbers as runs, shortened where many runs are regular.
 
     Example:
         >>> write_indexes([0, 1, 2, 5]), write_indexes(range(3, 22, 3))

@@ -11,7 +11,7 @@ from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from bertblocks.analysis import Anatomy, Node
+    from bertblocks.analysis import Analysis, Node
     from bertblocks.cli.source import ConfigSource
 
 NOTES = (
@@ -46,16 +46,16 @@ def describe(
         typer.echo(mermaid(build(source.config, task)))
         return
     try:
-        anatomy = analyze(source.config, task, length or None)
+        analysis = analyze(source.config, task, length or None)
     except ConfigError as error:
         fail(error)
     if as_json:
-        print_json(_as_json(source, anatomy))
+        print_json(_as_json(source, analysis))
     else:
-        _print(source, anatomy)
+        _print(source, analysis)
 
 
-def _as_json(source: ConfigSource, anatomy: Anatomy) -> dict[str, Any]:
+def _as_json(source: ConfigSource, analysis: Analysis) -> dict[str, Any]:
     import dataclasses
 
     from bertblocks.config.validation import own_keys
@@ -64,44 +64,44 @@ def _as_json(source: ConfigSource, anatomy: Anatomy) -> dict[str, Any]:
     return {
         "name": source.name,
         "description": source.description,
-        "summary": anatomy.summary,
-        "task": anatomy.task,
+        "summary": analysis.summary,
+        "task": analysis.task,
         "config": {key: getattr(config, key) for key in own_keys(type(config))},
-        "parameters": anatomy.parameters,
-        "costs": [{**dataclasses.asdict(cost), "flops_per_token": cost.flops_per_token} for cost in anatomy.costs],
-        "tree": dataclasses.asdict(anatomy.tree),
+        "parameters": analysis.parameters,
+        "costs": [{**dataclasses.asdict(cost), "flops_per_token": cost.flops_per_token} for cost in analysis.costs],
+        "tree": dataclasses.asdict(analysis.tree),
     }
 
 
-def _print(source: ConfigSource, anatomy: Anatomy) -> None:
+def _print(source: ConfigSource, analysis: Analysis) -> None:
     from rich.text import Text
 
     from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
 
     console = make_console()
     console.print(Text.assemble((source.name, "bold"), f"  {source.description}"))
-    console.print(anatomy.summary)
+    console.print(analysis.summary)
     console.print()
-    console.print(_rich_tree(anatomy.tree))
+    console.print(_rich_tree(analysis.tree))
 
-    total = anatomy.parameters["total"]
+    total = analysis.parameters["total"]
     table = make_table(["part", "parameters", "share"])
-    for part, count in anatomy.parameters.items():
+    for part, count in analysis.parameters.items():
         table.add_row(part, f"{count:,}", f"{count / total:.1%}", style="bold" if part == "total" else None)
-    print_table(console, f"Parameters ({anatomy.task})", table)
+    print_table(console, f"Parameters ({analysis.task})", table)
 
-    lengths = [str(cost.length) for cost in anatomy.costs]
+    lengths = [str(cost.length) for cost in analysis.costs]
     table = make_table(["length", *lengths])
-    for part in anatomy.costs[0].flops:
-        if not any(cost.flops[part] for cost in anatomy.costs):
+    for part in analysis.costs[0].flops:
+        if not any(cost.flops[part] for cost in analysis.costs):
             continue
-        numbers = [write_flops(cost.flops_per_token[part]) for cost in anatomy.costs]
+        numbers = [write_flops(cost.flops_per_token[part]) for cost in analysis.costs]
         table.add_row(part, *numbers, style="bold" if part == "total" else None)
     print_table(console, "FLOPs per token", table)
 
     table = make_table(["length", *lengths])
-    table.add_row("inference", *(write_bytes(cost.inference_bytes) for cost in anatomy.costs))
-    table.add_row("training", *(write_bytes(cost.training_bytes) for cost in anatomy.costs))
+    table.add_row("inference", *(write_bytes(cost.inference_bytes) for cost in analysis.costs))
+    table.add_row("training", *(write_bytes(cost.training_bytes) for cost in analysis.costs))
     print_table(console, "Activation memory of one sequence", table)
     console.print()
     for note in NOTES:
