@@ -129,9 +129,9 @@ def damage(folder, how: str) -> None:
         ("half a head", r"lacks 'head\.dense\.bias'"),
         (
             "extra in the encoder",
-            r"has 'model\.encoder\.layers\.7\.attention\.qkv\.weight', which its config has no place",
+            r"has 'model\.encoder\.layers\.7\.attention\.qkv\.weight', which does not belong to its config",
         ),
-        ("wrong shape", r"its weights have other shapes than its config asks for"),
+        ("wrong shape", r"the weights do not have the shapes that the config asks for"),
     ],
 )
 def test_bad_files_are_errors_and_never_half_loaded(tmp_path, how, message):

@@ -1,4 +1,4 @@
-"""Models as users meet them: inputs, outputs, losses, and life inside transformers."""
+"""Models as users see them: inputs, outputs, losses, and use with torch and transformers."""
 
 import pytest
 import torch
@@ -119,9 +119,9 @@ def test_token_types_of_a_model_without_them():
 
 
 @pytest.mark.parametrize("kind", ["alibi", "none"])
-def test_positions_that_nothing_would_use_are_refused(kind):
+def test_position_ids_without_a_position_encoding_raise(kind):
     model = BertBlocksModel(tiny_config(block_pos_enc_kind=kind, embd_pos_enc_kind="none"))
-    with pytest.raises(ValueError, match="no positions that would use them"):
+    with pytest.raises(ValueError, match="no position encoding that uses them"):
         model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))
 
 
@@ -137,10 +137,10 @@ def test_positions_of_flat_and_wrong_shape():
 def test_positions_with_an_offset_count_real_tokens_only():
     """RoBERTa's rule, for a mask with a hole."""
     model = BertBlocksModel(tiny_config(position_offset=2))
-    rows = []
-    model.embedding.position.table.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0]))
+    positions = []
+    model.embedding.position.table.register_forward_hook(lambda module, inputs, output: positions.append(inputs[0]))
     model(torch.tensor([[5, 6, 9, 7]]), attention_mask=torch.tensor([[1, 1, 0, 1]]))
-    assert rows[0][[0, 1, 3]].tolist() == [2, 3, 4]
+    assert positions[0][[0, 1, 3]].tolist() == [2, 3, 4]
 
 
 # ---------------------------------------------------------------------- output
@@ -236,7 +236,7 @@ def test_packed_losses_equal_padded_losses(task):
     torch.testing.assert_close(model(torch.cat(sequences), cu_seqlens=bounds, **packed).loss, expected)
 
 
-def test_labels_of_a_wrong_shape_are_not_spread():
+def test_labels_of_a_wrong_shape_are_not_broadcast():
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=1))
     with pytest.raises(ValueError, match=r"labels has shape \[1\]; for regression it must be \[2, 1\]"):
         model(torch.tensor([[1], [2]]), labels=torch.tensor([5.0]))
@@ -245,16 +245,16 @@ def test_labels_of_a_wrong_shape_are_not_spread():
 # ---------------------------------------------------------------------- masked LM
 
 
-def test_training_sends_labelled_rows_only_through_the_head():
+def test_training_sends_only_labelled_tokens_through_the_head():
     model = BertBlocksForMaskedLM(tiny_config()).train()
     ids, mask = batch()
     labels = torch.full_like(ids, -100)
     labels[0, 2], labels[0, 7], labels[1, 1] = 5, 6, 7
-    labels[3, 0] = 8  # a label on padding counts for nothing
-    rows = []
-    model.decoder.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    labels[3, 0] = 8  # a label on padding is ignored
+    sizes = []
+    model.decoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(inputs[0])))
     out = model(ids, attention_mask=mask, labels=labels)
-    assert rows == [3]
+    assert sizes == [3]
     assert out.logits is None
     full = model(ids, attention_mask=mask, labels=labels, return_logits=True)
     assert full.logits.shape == (4, 12, 60)
@@ -276,7 +276,7 @@ def test_loss_by_the_number_of_items_of_the_whole_batch():
     torch.testing.assert_close(halves[0] + halves[1], whole)
 
 
-def test_no_labels_at_all_is_a_loss_of_zero():
+def test_a_batch_without_labels_has_a_loss_of_zero():
     model = BertBlocksForMaskedLM(tiny_config()).train()
     loss = model(torch.tensor([[1, 2]]), labels=torch.tensor([[-100, -100]])).loss
     loss.backward()
@@ -315,7 +315,7 @@ def test_resize_token_embeddings(options):
     model.resize_token_embeddings(50)
     assert model(torch.tensor([[49]])).logits.shape == (1, 1, 50)
     model.config.mask_token_id = 45
-    with pytest.raises(ValueError, match="mask_token_id is 45; a vocabulary of 40 would not hold it"):
+    with pytest.raises(ValueError, match="mask_token_id is 45; a vocabulary of 40 does not contain it"):
         model.resize_token_embeddings(40)
     assert model.config.vocab_size == 50
 
@@ -324,7 +324,7 @@ def test_resize_token_embeddings(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"ngpt": True}, {"block_pos_enc_kind": "alibi", "local_attention": True}])
-def test_gradient_checkpointing_changes_nothing_but_memory(options):
+def test_gradient_checkpointing_keeps_gradients_equal(options):
     ids, mask = batch()
     gradients = []
     model = BertBlocksForMaskedLM(tiny_config(**options)).train()
@@ -391,7 +391,7 @@ def test_gradients_of_a_learned_bias(local, monkeypatch):
     ],
     ids=["rope rms local", "alibi grouped", "ngpt"],
 )
-def test_compiled_whole_without_a_graph_break(options):
+def test_compiles_without_a_graph_break(options):
     torch._dynamo.reset()
     model = BertBlocksForMaskedLM(tiny_config(**options)).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -402,7 +402,7 @@ def test_compiled_whole_without_a_graph_break(options):
 
 
 @pytest.mark.slow
-def test_compiled_by_inductor():
+def test_compiles_with_inductor():
     torch._dynamo.reset()
     model = BertBlocksModel(tiny_config(norm_pos="pre", block_pos_enc_kind="rope", local_attention=True)).eval()
     ids, mask = batch()
@@ -478,7 +478,7 @@ class Examples(torch.utils.data.Dataset):
             elif task == "token-classification":
                 item["labels"] = torch.where(mask[0] == 1, padded[0] % 2, -100)
             else:
-                item["input_ids"] = padded[0] % 3 + 5  # three words are quickly learned to be all there are
+                item["input_ids"] = padded[0] % 3 + 5  # a model quickly learns that there are only three words
                 item["labels"] = torch.where(mask[0] == 1, item["input_ids"], -100)
             if task == "pretraining":
                 item["order_labels"] = item["input_ids"][0] % 2

@@ -20,13 +20,11 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
-from bertblocks.models.base import HEAD_PARTS
+from bertblocks.models.heads import find_fresh_heads
 from bertblocks.models.initialization import init_module
 
 #: Tensors that follow from a config, which old checkpoints hold.
 BUFFERS = r"(position_ids|inv_freq|freqs_cis)$"
-#: Parts that a checkpoint may lack as a whole.
-FRESH_PARTS = {"model.pooler", *HEAD_PARTS}
 
 
 def read_config(values: dict[str, Any] | PreTrainedConfig) -> BertBlocksConfig:
@@ -140,18 +138,13 @@ def _has_pooler(tensors: dict[str, Tensor]) -> bool:
 
 
 def _fresh_parts(model: BertBlocksPreTrainedModel, missing: dict[str, str], label: str) -> list[nn.Module]:
-    """The heads to be made anew; anything else that is missing, or a head missing in part, is an error."""
-    parts = {}
-    needed = set(model.state_dict()) - set(model.all_tied_weights_keys)
-    for name, source in missing.items():
-        owner = "model.pooler" if name.startswith("model.pooler.") else name.split(".")[0]
-        siblings = {other for other in needed if other.startswith(owner + ".")}
-        if owner not in FRESH_PARTS or not siblings <= set(missing):
-            raise ValueError(f"{label}: the checkpoint lacks {source!r}; nothing was loaded.")
-        parts[owner] = model.get_submodule(owner)
-    if parts:
-        warnings.warn(f"{label} has no {', '.join(sorted(parts))}: made fresh, to be trained.", stacklevel=4)
-    return list(parts.values())
+    """Returns the heads to initialize; raises if the encoder or a head is incomplete."""
+    fresh, required = find_fresh_heads(model, missing)
+    if required:
+        raise ValueError(f"{label}: the checkpoint lacks {missing[required[0]]!r}; nothing was loaded.")
+    if fresh:
+        warnings.warn(f"{label} has no {', '.join(fresh)}: made fresh, to be trained.", stacklevel=4)
+    return [model.get_submodule(head) for head in fresh]
 
 
 def to_huggingface(model: BertBlocksPreTrainedModel, family: str | None = None) -> PreTrainedModel:

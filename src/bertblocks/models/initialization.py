@@ -1,4 +1,4 @@
-"""How weights start."""
+"""The initialization of weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init  # leaves weights alone that were loaded
+from transformers import initialization as init  # skips weights that were loaded
 
 from bertblocks.nn.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
 from bertblocks.nn.head import ContactHead
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
-    """Initialises the parameters that `module` itself holds.
+    """Initializes the parameters of `module`, not those of its children.
 
-    Linear layers start by their role, which a plain `nn.Linear` such as the decoder has not.
+    Linear layers are initialized by their role. A plain `nn.Linear`, such as the decoder, does not have one.
     """
     if isinstance(module, nn.Linear):
         _init_linear(module, config)
@@ -51,7 +51,7 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     elif isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
         _init_norm(module)
     elif type(module) in NORMS.blocks() and callable(reset := getattr(module, "reset_parameters", None)):
-        reset()  # a user's own norm knows best
+        reset()  # a registered norm initializes itself
 
 
 def _init_norm(module: nn.Module) -> None:
@@ -67,11 +67,11 @@ def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
     if getattr(module.weight, "_is_hf_initialized", False):
         return
     role, parts = (module.role, module.parts) if isinstance(module, Linear) else (None, [module.out_features])
-    matrices = module.weight.split(parts)  # queries, keys and values start apart, and so do the halves of a GLU
+    matrices = module.weight.split(parts)  # queries, keys, values and the halves of a GLU are separate
     for matrix in matrices:
         _draw_matrix(matrix, role, config)
     if config.norm_fn == "deep" or config.init_kind == "deepnet":
-        # DeepNet's smaller start: values, attention output and feed-forward, but neither queries nor keys
+        # DeepNet scales down values, attention output and feed-forward, but not queries and keys
         small = {"qkv": matrices[-1:], "up": matrices, "out": matrices}.get(str(role), ())
         for matrix in small:
             matrix.mul_(DeepNorm.weight_scale(config.num_hidden_layers))
@@ -102,7 +102,7 @@ def _draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None
 
 
 def _draw_truncated(weight: Tensor, scale: float, cut: float) -> None:
-    """A normal draw with what lies beyond the cut drawn again: many times faster than by the inverse error function."""
+    """Draws from a normal distribution and redraws what lies beyond the cut, much faster than by its inverse."""
     init.normal_(weight, std=scale)
     if weight.is_meta or getattr(weight, "_is_hf_initialized", False):
         return

@@ -1,9 +1,10 @@
-"""Masked diffusion: an encoder that writes text by filling in masks (Sahoo et al., 2024; Nie et al., 2025)."""
+"""Masked diffusion: an encoder that generates text by filling in masks (Sahoo et al., 2024; Nie et al., 2025)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +13,18 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
+from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_tokens
 from bertblocks.nn.layout import SequenceLayout, keep_mask
 from bertblocks.nn.numerics import upcast
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 class BertBlocksForMaskedDiffusion(LanguageModel):
-    """Restores tokens of which a random share was hidden; its loss bounds the negative log-likelihood per token.
+    """Restores a random share of tokens that were masked; its loss bounds the negative log-likelihood per token.
 
     Example:
         >>> import torch
@@ -31,7 +37,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
 
     def __init__(self, config: BertBlocksConfig) -> None:
         if config.mask_token_id is None:
-            raise ValueError("mask_token_id is None; masked diffusion needs the id of the token that it fills in.")
+            raise ValueError("mask_token_id is None; masked diffusion needs the id of [MASK].")
         super().__init__(config)
 
     @can_return_tuple
@@ -43,40 +49,36 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         timesteps: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> MaskedLMOutput:
-        """Logits and, given `labels`, the bound.
+        """Returns logits and, given `labels`, the bound.
 
-        With `timesteps`, one per sequence, `input_ids` are hidden already and `labels` hold the original of each hidden
-        token, -100 elsewhere. Without them the noise is drawn here: `labels` are the original tokens, -100 for those
-        that are never hidden (a prompt), and `input_ids` those same tokens. The loss is divided by the number of real
-        tokens, or of labelled ones where the noise is drawn here, or by `num_items_in_batch`.
+        With `timesteps`, one per sequence, `input_ids` are already masked, and `labels` hold the original of each
+        masked token and -100 elsewhere. Without `timesteps` the noise is drawn here: `input_ids` are the original
+        tokens, and `labels` the same tokens with -100 for those that are never masked, such as a prompt. The loss is
+        divided by the number of real tokens (of labelled tokens if the noise is drawn here) or by
+        `num_items_in_batch`.
         """
         if input_ids is None:
             raise ValueError("Masked diffusion needs input_ids.")
         if timesteps is not None and labels is None:
-            raise ValueError("timesteps are given without labels; they weigh the loss of labelled tokens.")
-        drawn = labels is not None and timesteps is None
-        if drawn:
-            layout = self.model.layout(input_ids, attention_mask, cu_seqlens, packed_seqlens)
-            input_ids, labels, timesteps, real = self._hide(input_ids, labels, layout)  # type: ignore[arg-type]
+            raise ValueError("timesteps are given without labels; they weight the loss of labelled tokens: pass both.")
+        draws_noise = labels is not None and timesteps is None
+        if draws_noise:
+            layout = self.model.layout(
+                input_ids, attention_mask, options.get("cu_seqlens"), options.get("packed_seqlens")
+            )
+            input_ids, labels, timesteps, real = self._mask(input_ids, labels, layout)  # type: ignore[arg-type]
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
             input_ids,
             attention_mask,
             token_type_ids,
             position_ids,
-            None,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-            rows=None if labels is None or want_logits else partial(labelled_rows, labels=labels),
+            **options,
+            token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
         )
         layout = encoded.layout
         logits = self.logits(encoded.hidden) if want_logits else None
@@ -84,15 +86,15 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         if labels is not None and timesteps is not None:
             _check_timesteps(timesteps, layout.num_sequences)
             targets = layout.real_labels(labels, IGNORE)
-            rows = labelled_rows(layout, labels) if encoded.rows is None else encoded.rows
-            row_weights = 1 / upcast(timesteps)[layout.sequence_ids[rows]]
+            indices = labelled_tokens(layout, labels) if encoded.token_indices is None else encoded.token_indices
+            token_weights = 1 / upcast(timesteps)[layout.sequence_ids[indices]]
             if logits is None:
-                weighted = self.summed_loss(encoded.hidden, targets[rows], row_weights)
+                weighted = self.fused_loss(encoded.hidden, targets[indices], token_weights)
             else:
-                losses = F.cross_entropy(upcast(logits[rows]), targets[rows], reduction="none")
-                weighted = losses @ row_weights.to(losses)
+                losses = F.cross_entropy(upcast(logits[indices]), targets[indices], reduction="none")
+                weighted = losses @ token_weights.to(losses)
             if num_items_in_batch is None:
-                num_items_in_batch = real if drawn else layout.length_tensor.sum().clamp(min=1)
+                num_items_in_batch = real if draws_noise else layout.length_tensor.sum().clamp(min=1)
             loss = weighted / num_items_in_batch
         return MaskedLMOutput(
             loss=loss,
@@ -101,37 +103,40 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             attentions=encoded.attentions,
         )
 
-    def _hide(self, input_ids: Tensor, labels: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Hides each labelled token with probability t, t being drawn per sequence and stratified over the batch."""
+    def _mask(self, input_ids: Tensor, labels: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Masks each labelled token with probability t, which is drawn per sequence and stratified over the batch.
+
+        Returns the noised ids, the labels of masked tokens, the times, and the number of labelled tokens.
+        """
         count = layout.num_sequences
         strata = (torch.arange(count, device=layout.device) + torch.rand((), device=layout.device)) / max(count, 1)
         low = self.config.diffusion_min_time
         times = low + (1 - low) * strata[torch.randperm(count, device=layout.device)]
         targets = layout.real_labels(labels, IGNORE)
-        open_ = targets != IGNORE
-        hidden = open_ & (torch.rand(targets.shape, device=layout.device) < times[layout.sequence_ids])
-        noised = layout.gather(input_ids).masked_fill(hidden, int(self.config.mask_token_id))  # type: ignore[arg-type]
-        kept = targets.masked_fill(~hidden, IGNORE)
+        labelled = targets != IGNORE
+        masked = labelled & (torch.rand(targets.shape, device=layout.device) < times[layout.sequence_ids])
+        noised = layout.gather(input_ids).masked_fill(masked, int(self.config.mask_token_id))  # type: ignore[arg-type]
+        kept = targets.masked_fill(~masked, IGNORE)
         padding = self.config.pad_token_id or 0
         return (
             layout.scatter(noised, fill=padding),
             layout.scatter(kept, fill=IGNORE),
             times,
-            open_.sum().clamp(min=1),
+            labelled.sum().clamp(min=1),
         )
 
-    # ------------------------------------------------------------------ writing
+    # ------------------------------------------------------------------ generation
 
     def generate(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         max_new_tokens: int = 32,
-        **sampling,
+        **sampling: Any,
     ) -> Tensor:
-        """Continues each prompt by `max_new_tokens` tokens; without prompts, writes one text from nothing.
+        """Continues each prompt by `max_new_tokens` tokens; without prompts, generates one text.
 
-        A prompt's padding moves behind its new tokens. `sampling` is as in `infill`.
+        The padding of a prompt moves behind its new tokens. `sampling` holds the options of `infill`.
         """
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
@@ -166,20 +171,20 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
     ) -> Tensor:
         """Fills every [MASK] of `input_ids` over `steps` forward passes, without dropout, and keeps all other tokens.
 
-        `order` "confidence" reveals the surest tokens first, "ancestral" random ones at the rate of the diffusion.
-        `temperature` 0 takes the likeliest token; `top_k` and `top_p` narrow the choice above 0. With `block_length`
-        masks are filled block by block from left to right. [MASK] and padding are never written. `on_step` is shown the
-        ids after each pass.
+        `order` "confidence" reveals the most probable tokens first, "ancestral" random ones at the rate of the
+        diffusion. `temperature` 0 takes the most probable token; above 0, `top_k` and `top_p` restrict the choice.
+        With `block_length` masks are filled block by block from left to right. [MASK] and padding are never generated.
+        `on_step` is called with the ids after each pass.
         """
         _check_sampling(steps, order, temperature, top_k, top_p, block_length)
         ids = input_ids.clone()
-        open_ = torch.eq(ids, int(self.config.mask_token_id))  # type: ignore[arg-type]
+        is_masked = torch.eq(ids, int(self.config.mask_token_id))  # type: ignore[arg-type]
         if attention_mask is not None:
-            open_ &= keep_mask(attention_mask)
-        # the block of every open slot, counted in open slots, so that a block is that many new tokens
-        rank = open_.cumsum(dim=1) - 1
-        size = block_length or max(int(open_.sum(dim=1).max()), 1)
-        block_of = torch.where(open_, rank // size, -1)
+            is_masked &= keep_mask(attention_mask)
+        # blocks are counted in masked tokens, so each block generates `block_length` new tokens
+        rank = is_masked.cumsum(dim=1) - 1
+        size = block_length or max(int(is_masked.sum(dim=1).max()), 1)
+        block_of = torch.where(is_masked, rank // size, -1)
         blocks = int(block_of.max()) + 1
         share = [steps // blocks + (index < steps % blocks) for index in range(blocks)]
         was_training = self.training
@@ -187,47 +192,46 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         for block in range(blocks):
             passes = max(share[block], 1)
             for index in range(passes):
-                todo = (block_of == block) & open_
+                todo = (block_of == block) & is_masked
                 if not todo.any():
                     break
-                open_rows = partial(_rows, chosen=todo)
-                encoded = self.model.encode(ids, attention_mask, rows=open_rows)
-                tokens, sureness = self._choose(encoded.hidden, temperature, top_k, top_p, generator)
-                ids_now, sureness_now = ids.clone(), torch.zeros(ids.shape, device=ids.device)
-                ids_now[todo], sureness_now[todo] = tokens, sureness
-                chosen = _reveal(todo, sureness_now, passes - index, order, generator)
-                ids = torch.where(chosen, ids_now, ids)
-                open_ = open_ & ~chosen
+                encoded = self.model.encode(ids, attention_mask, token_indices=partial(_chosen_tokens, chosen=todo))
+                tokens, confidence = self._choose(encoded.hidden, temperature, top_k, top_p, generator)
+                new_ids, new_confidence = ids.clone(), torch.zeros(ids.shape, device=ids.device)
+                new_ids[todo], new_confidence[todo] = tokens, confidence
+                chosen = _reveal(todo, new_confidence, passes - index, order, generator)
+                ids = torch.where(chosen, new_ids, ids)
+                is_masked = is_masked & ~chosen
                 on_step(ids)
         self.train(was_training)
         return ids
 
     def _choose(
         self,
-        hidden: Tensor,  # [open slots, hidden]
+        hidden: Tensor,  # [masked tokens, hidden]
         temperature: float,
         top_k: int | None,
         top_p: float | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, Tensor]:
-        """A token for every open slot, and its probability."""
+        """Chooses a token for every mask and returns it with its probability."""
         logits = upcast(self.logits(hidden))
         banned = [token for token in (self.config.mask_token_id, self.config.pad_token_id) if token is not None]
         logits[:, banned] = float("-inf")
         if temperature == 0:
-            sureness, tokens = logits.softmax(dim=-1).max(dim=-1)
-            return tokens, sureness
-        probabilities = _narrow((logits / temperature).softmax(dim=-1), top_k, top_p)
+            confidence, tokens = logits.softmax(dim=-1).max(dim=-1)
+            return tokens, confidence
+        probabilities = _truncate((logits / temperature).softmax(dim=-1), top_k, top_p)
         tokens = torch.multinomial(probabilities, 1, generator=generator)
         return tokens.squeeze(1), probabilities.gather(1, tokens).squeeze(1)
 
 
-def _rows(layout: SequenceLayout, chosen: Tensor) -> Tensor:
+def _chosen_tokens(layout: SequenceLayout, chosen: Tensor) -> Tensor:
     return layout.gather(chosen).nonzero().squeeze(1)
 
 
-def _narrow(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Only the `top_k` likeliest tokens, and of those the fewest that reach `top_p` together; at least one."""
+def _truncate(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Keeps the `top_k` most probable tokens, and of those the fewest whose sum reaches `top_p`; at least one."""
     if top_k is None and top_p is None:
         return probabilities
     ordered, index = probabilities.sort(dim=-1, descending=True)
@@ -236,17 +240,19 @@ def _narrow(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Te
     if top_p is not None:
         before = ordered.cumsum(dim=-1) - ordered
         ordered = ordered.masked_fill(before >= top_p, 0.0)
-    narrowed = torch.zeros_like(probabilities).scatter(-1, index, ordered)
-    return narrowed / narrowed.sum(dim=-1, keepdim=True)
+    kept = torch.zeros_like(probabilities).scatter(-1, index, ordered)
+    return kept / kept.sum(dim=-1, keepdim=True)
 
 
-def _reveal(todo: Tensor, sureness: Tensor, passes_left: int, order: str, generator: torch.Generator | None) -> Tensor:
-    """Which of the open slots are written in this pass: all of them in the last one."""
+def _reveal(
+    todo: Tensor, confidence: Tensor, passes_left: int, order: str, generator: torch.Generator | None
+) -> Tensor:
+    """Selects the masks that this pass fills; the last pass fills all."""
     if order == "ancestral":
         draw = torch.rand(todo.shape, generator=generator, device=todo.device)
         return todo & (draw < 1 / passes_left)
-    quota = -(-todo.sum(dim=1, keepdim=True) // passes_left)  # rounded up, so that none is left at the end
-    ranked = sureness.masked_fill(~todo, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    quota = -(-todo.sum(dim=1, keepdim=True) // passes_left)  # rounded up: the last pass leaves none
+    ranked = confidence.masked_fill(~todo, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return todo & (ranked < quota)
 
 

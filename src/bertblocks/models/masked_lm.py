@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +23,17 @@ from bertblocks.nn.ops.cross_entropy import linear_cross_entropy
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import cast_dtype, is_captured
 
-#: The label of tokens that are not scored.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
+#: The label of tokens and sequences that do not enter the loss.
 IGNORE = -100
 
 
 class LanguageModel(BertBlocksPreTrainedModel):
-    """An encoder with a decoder to the vocabulary, tied to the token embeddings if the config says so."""
+    """An encoder with a decoder to the vocabulary, which is tied to the token embeddings if the config says so."""
 
     _tied_weights_keys = {"decoder.weight": "model.embedding.token.weight"}
     accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
@@ -55,62 +60,63 @@ class LanguageModel(BertBlocksPreTrainedModel):
         return embeddings
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` -> `[rows, vocabulary]`."""
+        """`[tokens, hidden]` -> `[tokens, vocabulary]`."""
         logits = self.decoder(hidden if self.head is None else self.head(hidden))
         return logits if self.logit_scale is None else logits * self.logit_scale
 
-    def summed_loss(self, hidden: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> Tensor:
-        """The sum of cross-entropies of labelled rows, each times its weight, without keeping their logits."""
+    def fused_loss(self, hidden: Tensor, labels: Tensor, token_weights: Tensor | None = None) -> Tensor:
+        """Returns the summed cross-entropy of tokens, each times its weight, without storing their logits."""
         kernels = liger(self.config.kernel_backend, hidden)
-        if kernels is not None and self.logit_scale is None and row_weights is None:
+        if kernels is not None and self.logit_scale is None and token_weights is None:
             hidden = hidden if self.head is None else self.head(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
         dtype = cast_dtype(hidden)
-        # gradients that are made in the forward pass come too early for the scale that fp16 needs
+        # the fused loss computes gradients in the forward pass, before the loss scale that fp16 needs is known
         if not is_untouched(self.decoder, nn.Linear) or is_captured() or dtype == torch.float16:
             losses = F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="none")
-            return losses.sum() if row_weights is None else losses @ row_weights.to(losses)
+            return losses.sum() if token_weights is None else losses @ token_weights.to(losses)
         hidden = hidden if self.head is None else self.head(hidden)
         weight: Tensor = self.decoder.weight
         bias: Tensor | None = self.decoder.bias
         if self.logit_scale is not None:
             weight = weight * self.logit_scale[:, None]
             bias = None if bias is None else bias * self.logit_scale
-        return linear_cross_entropy(hidden, weight, bias, labels, row_weights, dtype)
+        return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype)
 
-    def masked_loss(
-        self, logits: Tensor | None, targets: Tensor, hidden: Tensor, rows: Tensor | None
+    def summed_loss(
+        self, logits: Tensor | None, labels: Tensor, hidden: Tensor, token_indices: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of cross-entropies over labelled tokens and their number.
+        """Returns the summed cross-entropy of flat tokens and the number of labelled ones.
 
-        It is taken from the logits of all tokens or, without them, from the hidden states of the labelled `rows`.
+        It is computed from the logits of all tokens or, without them, from the hidden states of the labelled tokens at
+        `token_indices`.
         """
-        count = (targets != IGNORE).sum()
+        count = (labels != IGNORE).sum()
         if logits is None:
-            assert rows is not None
-            return self.summed_loss(hidden, targets[rows]), count
-        return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum"), count
+            assert token_indices is not None
+            return self.fused_loss(hidden, labels[token_indices]), count
+        return F.cross_entropy(upcast(logits), labels, ignore_index=IGNORE, reduction="sum"), count
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.decoder and self.config.tie_word_embeddings:
             if self.decoder.bias is not None:
-                init.zeros_(self.decoder.bias)  # its weight is about to be the embeddings'
+                init.zeros_(self.decoder.bias)  # the weight will be the embeddings'
             return
         super()._init_weights(module)
         if module is self and self.logit_scale is not None:
             init.ones_(self.logit_scale)
 
 
-def labelled_rows(layout: SequenceLayout, labels: Tensor) -> Tensor:
-    """The tokens that are scored."""
+def labelled_tokens(layout: SequenceLayout, labels: Tensor) -> Tensor:
+    """Returns the flat indices of the tokens that enter the loss."""
     return (layout.real_labels(labels, IGNORE) != IGNORE).nonzero().squeeze(1)
 
 
 class BertBlocksForMaskedLM(LanguageModel):
-    """Predicts hidden tokens.
+    """Predicts masked tokens.
 
-    In training, with `labels`, only labelled rows reach the head and `logits` is None unless `return_logits=True`; in
-    evaluation the full logits are returned beside the loss.
+    In training, with `labels`, only labelled tokens reach the head, and `logits` is None unless `return_logits=True`.
+    In evaluation the loss comes with the logits of all tokens.
 
     Example:
         >>> import torch
@@ -132,13 +138,14 @@ class BertBlocksForMaskedLM(LanguageModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> MaskedLMOutput:
+        """Returns logits and, given `labels`, the summed loss divided by the number of labels.
+
+        `num_items_in_batch` replaces that number.
+        """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
             input_ids,
@@ -146,17 +153,15 @@ class BertBlocksForMaskedLM(LanguageModel):
             token_type_ids,
             position_ids,
             inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-            rows=None if labels is None or want_logits else partial(labelled_rows, labels=labels),
+            **options,
+            token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
         )
         hidden, layout = encoded.hidden, encoded.layout
         logits = self.logits(hidden) if want_logits else None
         loss = None
         if labels is not None:
-            total, count = self.masked_loss(logits, layout.real_labels(labels, IGNORE), hidden, encoded.rows)
+            flat_labels = layout.real_labels(labels, IGNORE)
+            total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=loss,

@@ -1,9 +1,10 @@
-"""The encoder itself."""
+"""The encoder without a task head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,30 +12,36 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.models.base import BertBlocksPreTrainedModel, EncoderInput, read_layout
+from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.inputs import EncoderInput, read_layout
 from bertblocks.nn.embedding import get_embedding
 from bertblocks.nn.encoder import Encoder
 from bertblocks.nn.head import ContactHead, Pooler, pool
 from bertblocks.nn.layout import SequenceLayout
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 @dataclass
 class Encoded:
-    """Flat hidden states with their layout, for heads; and, in callers' shapes, what was asked for beside them."""
+    """Flat hidden states with their layout, for heads, and the requested extras in the shape of the input."""
 
-    hidden: Tensor  # [tokens or wanted rows, hidden]
+    hidden: Tensor  # [tokens, hidden], or [len(token_indices), hidden]
     layout: SequenceLayout
-    #: The wanted rows; None for all.
-    rows: Tensor | None
+    #: The tokens that `hidden` holds; None for all.
+    token_indices: Tensor | None
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
 
 
 class BertBlocksModel(BertBlocksPreTrainedModel):
-    """An encoder without a task: hidden states and, if the config has a pooler, a vector per sequence.
+    """An encoder without a task head: hidden states and, if the config has a pooler, one vector per sequence.
 
     Input is a padded batch (`input_ids` with an `attention_mask` of booleans, 0/1 or additive floats) or a packed one
-    (flat ids with `cu_seqlens`, or rows with `packed_seqlens`). Padding costs nothing: it is dropped at the start.
+    (flat ids with `cu_seqlens`, or rows with `packed_seqlens`). Padding is dropped at the start and costs nothing.
 
     Example:
         >>> import torch
@@ -69,7 +76,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         packed_seqlens: Tensor | None = None,
     ) -> SequenceLayout:
-        """How a batch forms sequences, for callers who work on flat tokens."""
+        """Returns how a batch forms sequences, for callers that work on flat tokens."""
         shape = tuple(input_ids.shape)
         return read_layout(shape, input_ids.device, attention_mask, cu_seqlens, packed_seqlens, self.config.unpad)
 
@@ -84,12 +91,13 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         packed_seqlens: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        rows: Callable[[SequenceLayout], Tensor] | None = None,
+        token_indices: Callable[[SequenceLayout], Tensor] | None = None,
     ) -> Encoded:
-        """The forward pass with its result left flat, for heads.
+        """Runs the forward pass and leaves its result flat, for heads.
 
-        A head that looks at some tokens only says which by `rows`, from the layout: `hidden` is then theirs, in that
-        order, and the rest of the last layer is not computed. In a batch of padding only there are none.
+        A head that needs only some tokens passes `token_indices`, a function from the layout to their flat indices.
+        `hidden` then holds these tokens in that order, and the last layer computes no others. A batch that is all
+        padding has no tokens, so none are returned.
         """
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -107,17 +115,21 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         )
         layout = batch.layout
         x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout)
-        wanted = None
-        if rows is not None:
-            wanted = rows(layout) if len(x) else x.new_zeros(0, dtype=torch.long)
-        out = self.encoder(x, layout, bool(want_states), bool(want_attentions), wanted)
+        indices = None
+        if token_indices is not None:
+            indices = token_indices(layout) if len(x) else x.new_zeros(0, dtype=torch.long)
+        out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices)
         states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
-        return Encoded(out.last_hidden_state, layout, wanted, states, tuple(out.attentions) if out.attentions else None)
+        attentions = tuple(out.attentions) if out.attentions else None
+        return Encoded(out.last_hidden_state, layout, indices, states, attentions)
 
     def predict_contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """How likely any two tokens touch: `[batch, length - 2, length - 2]`, without the first and last of a row."""
+        """Predicts the probability that two tokens are in contact: `[batch, length - 2, length - 2]`.
+
+        The first and the last token of each row are left out.
+        """
         if self.contact_head is None:
-            raise ValueError("contact_head is False in this model's config; it must be true to predict contacts.")
+            raise ValueError("contact_head is False in this model's config; set it to True to predict contacts.")
         attentions = self.encode(input_ids, attention_mask, output_attentions=True).attentions
         assert attentions is not None
         ends = self.config.eos_token_id
@@ -133,22 +145,9 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> BaseModelOutputWithPooling:
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-        )
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         hidden, layout = encoded.hidden, encoded.layout
         return BaseModelOutputWithPooling(
             last_hidden_state=layout.scatter(hidden),

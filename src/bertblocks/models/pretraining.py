@@ -1,8 +1,9 @@
-"""BERT's pretraining: masked tokens and the order of two segments at once."""
+"""BERT's two pretraining heads: masked tokens and the order of two segments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +11,29 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_rows
+from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_tokens
 from bertblocks.nn.head import keep_firsts, pool
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """Scores under transformers' names, the mean loss, and the sum of each of its two terms.
+    """Logits under transformers' names, the mean loss, and the sum of each of its two terms.
 
-    The sums are for callers who divide by the counts of a larger batch than this one.
+    The sums are for callers that divide by the counts of a larger batch.
     """
 
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None
     seq_relationship_logits: Tensor | None = None
-    #: The sum of cross-entropies over labelled tokens, and over labelled sequences.
+    #: The summed cross-entropy of labelled tokens and that of labelled sequences.
     masked_lm_total: Tensor | None = None
     order_total: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -35,10 +41,11 @@ class PreTrainingOutput(ModelOutput):
 
 
 class BertBlocksForPreTraining(LanguageModel):
-    """A masked-LM head on every token and, on the pooled first token, whether two segments are in order (0) or not (1).
+    """A masked-LM head on every token and a head on the pooled first token that predicts the order of two segments.
 
-    The order of segments is ALBERT's objective (Lan et al., 2019); the head is also that of BERT's next-sentence one.
-    A checkpoint opens as `BertBlocksForMaskedLM` too, which has no place for the pooler and the second head.
+    Class 0 means that the segments are in order, class 1 that they are swapped: ALBERT's objective (Lan et al., 2019).
+    BERT's next-sentence prediction has a head of the same shape. The checkpoint also loads as `BertBlocksForMaskedLM`,
+    which ignores the pooler and the second head.
 
     Example:
         >>> import torch
@@ -49,7 +56,7 @@ class BertBlocksForPreTraining(LanguageModel):
         True
     """
 
-    accepts_loss_kwargs = False  # the Trainer's one count cannot divide two sums
+    accepts_loss_kwargs = False  # the two sums are divided by different counts, and the Trainer passes one
 
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__(config, add_pooler=True)
@@ -66,22 +73,20 @@ class BertBlocksForPreTraining(LanguageModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         order_labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         return_logits: bool | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> PreTrainingOutput:
-        """`labels` and `order_labels`, one for each sequence, are -100 where nothing is scored; either may be left out.
+        """Returns logits and, given labels, the mean loss of labelled tokens plus that of labelled sequences.
 
-        `loss` is the mean over labelled tokens plus the mean over labelled sequences.
+        `order_labels` has one entry per sequence. A label of -100 does not enter the loss, and either kind of labels
+        may be left out.
         """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
-        only_scored = labels is not None and not want_logits
+        only_labelled = labels is not None and not want_logits
 
-        def scored_and_first(layout: SequenceLayout) -> Tensor:
+        def labelled_and_first(layout: SequenceLayout) -> Tensor:
             assert labels is not None
-            return torch.cat([labelled_rows(layout, labels), layout.first_tokens])
+            return torch.cat([labelled_tokens(layout, labels), layout.first_tokens])
 
         encoded = self.model.encode(
             input_ids,
@@ -89,26 +94,24 @@ class BertBlocksForPreTraining(LanguageModel):
             token_type_ids,
             position_ids,
             inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-            rows=scored_and_first if only_scored else None,
+            **options,
+            token_indices=labelled_and_first if only_labelled else None,
         )
         hidden, layout = encoded.hidden, encoded.layout
-        rows = encoded.rows
-        if rows is None:
+        indices = encoded.token_indices
+        if indices is None:
             firsts = pool(hidden, layout, "cls")
         else:
-            scored = max(len(hidden) - layout.num_sequences, 0)
-            rows, hidden, firsts = rows[:scored], hidden[:scored], keep_firsts(hidden[scored:], layout)
+            labelled = max(len(hidden) - layout.num_sequences, 0)
+            firsts = keep_firsts(hidden[labelled:], layout)
+            indices, hidden = indices[:labelled], hidden[:labelled]
         assert self.model.pooler is not None
         order_logits = self.order(self.model.pooler(firsts))  # [sequences, 2]
         logits = self.logits(hidden) if want_logits else None
         terms: list[Tensor] = []
         masked_total = order_total = None
         if labels is not None:
-            masked_total, count = self.masked_loss(logits, layout.real_labels(labels, IGNORE), hidden, rows)
+            masked_total, count = self.summed_loss(logits, layout.real_labels(labels, IGNORE), hidden, indices)
             terms.append(masked_total / count.clamp(min=1))
         if order_labels is not None:
             if order_labels.shape != (layout.num_sequences,):

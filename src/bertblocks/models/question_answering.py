@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,9 +19,14 @@ from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
-    """Scores every token as the start and as the end of an answer. Padding can be neither and has the lowest score.
+    """Scores every token as the start and as the end of an answer. Padding gets the lowest possible score.
 
     Example:
         >>> import torch
@@ -48,22 +55,15 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> QuestionAnsweringModelOutput:
-        encoded = self.model.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-        )
+        """Returns start and end logits and, given both positions, half the sum of their mean losses.
+
+        Positions count from the start of each sequence. `num_items_in_batch` replaces the number of positions by which
+        each sum is divided.
+        """
+        encoded = self.model.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         layout = encoded.layout
         hidden = encoded.hidden if self.classifier_head is None else self.classifier_head(encoded.hidden)
         scores = self.spans(self.dropout(hidden))  # [tokens, 2]
@@ -71,7 +71,9 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             starts, ends = (start, end) if not layout.is_packed else _by_sequence(scores, layout).unbind(-1)
-            loss = (_span_loss(starts, start_positions) + _span_loss(ends, end_positions)) / 2
+            terms = [self.summed_loss(starts, start_positions), self.summed_loss(ends, end_positions)]
+            means = [total / (count if num_items_in_batch is None else num_items_in_batch) for total, count in terms]
+            loss = (means[0] + means[1]) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start.contiguous(),
@@ -80,16 +82,19 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
             attentions=encoded.attentions,
         )
 
+    def summed_loss(self, scores: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the summed cross-entropy over the tokens of each sequence and the number of positions in it.
+
+        Positions outside of the sequence do not count; they occur where a text was truncated.
+        """
+        length = scores.shape[1]
+        positions = positions.view(-1).clamp(0, length)
+        total = F.cross_entropy(upcast(scores), positions, ignore_index=length, reduction="sum")
+        return total, (positions != length).sum()
+
 
 def _by_sequence(scores: Tensor, layout: SequenceLayout) -> Tensor:
-    """Packed `[tokens, 2]` -> `[sequences, longest, 2]`: positions then count from each sequence's start."""
+    """Pads packed `[tokens, 2]` to `[sequences, longest, 2]`, where positions count from each sequence's start."""
     columns = scores.new_full((layout.num_sequences, layout.max_length, 2), torch.finfo(scores.dtype).min)
     index = torch.arange(scores.shape[0], device=scores.device) - layout.first_tokens[layout.sequence_ids]
     return columns.index_put((layout.sequence_ids, index), scores)
-
-
-def _span_loss(scores: Tensor, positions: Tensor) -> Tensor:
-    """Cross-entropy over a row's tokens; a position outside of the row, as a cut text gives, is not scored."""
-    length = scores.shape[1]
-    positions = positions.view(-1).clamp(0, length)
-    return F.cross_entropy(upcast(scores), positions, ignore_index=length)

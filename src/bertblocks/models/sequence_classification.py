@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,15 +12,21 @@ from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.masked_lm import IGNORE
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.head import get_classifier_head, keep_firsts, pool
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
-    """One label, several labels, or numbers (by `problem_type`) for each sequence, each packed one of packed input.
+    """Predicts one label, several labels or a score (see `problem_type`) for each sequence, padded or packed.
 
     Example:
         >>> import torch
@@ -40,8 +48,8 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         self.post_init()
 
     @property
-    def by_first_token(self) -> bool:
-        """True if no other token of the last layer is looked at."""
+    def uses_first_token_only(self) -> bool:
+        """Whether the head reads only the first token of each sequence."""
         return self.model.pooler is not None or self.config.classifier_pooling == "cls"
 
     @can_return_tuple
@@ -53,27 +61,27 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
+        class_weights: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> SequenceClassifierOutput:
+        """Returns logits and, given `labels`, the loss: the sum of `summed_loss` divided by the number of labels.
+
+        `num_items_in_batch` replaces that number; `class_weights` are described at `summed_loss`.
+        """
         encoded = self.model.encode(
             input_ids,
             attention_mask,
             token_type_ids,
             position_ids,
             inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-            rows=(lambda layout: layout.first_tokens) if self.by_first_token else None,
+            **options,
+            token_indices=(lambda layout: layout.first_tokens) if self.uses_first_token_only else None,
         )
         hidden, head = encoded.hidden, self.classifier_head
         if head is not None and self.config.classifier_head_before_pooling:
             hidden, head = head(hidden), None
-        if self.by_first_token:
+        if self.uses_first_token_only:
             pooled = keep_firsts(hidden, encoded.layout)
         else:
             pooled = pool(hidden, encoded.layout, self.config.classifier_pooling)
@@ -82,25 +90,40 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         if head is not None:
             pooled = head(pooled)
         logits = self.classifier(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            total, count = self.summed_loss(logits, labels, class_weights)
+            loss = total / (count if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=None if labels is None else self.loss(logits, labels),
-            logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """By `problem_type`; unset, one label means regression, whole numbers one class each, floats several."""
+    def summed_loss(
+        self, logits: Tensor, labels: Tensor, class_weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | int]:
+        """Returns the summed loss and the number of labels in it.
+
+        The loss follows `problem_type`. If that is unset, one output means regression, integer labels mean one class
+        per sequence, and float labels several. `class_weights` holds a weight per class: of the class's examples, or
+        of its positive examples where a sequence has several labels.
+        """
         logits = upcast(logits)
+        weights = None if class_weights is None else class_weights.to(logits)
         problem = self.config.problem_type
         if problem is None:
             is_class = labels.dtype in (torch.long, torch.int)
             classes = "single_label_classification" if is_class else "multi_label_classification"
             problem = "regression" if self.num_labels == 1 else classes
-        if problem != "single_label_classification" and labels.numel() != logits.numel():
-            raise ValueError(f"labels has shape {list(labels.shape)}; for {problem} it must be {list(logits.shape)}.")
-        if problem == "regression":
-            return F.mse_loss(logits.squeeze(), labels.squeeze().to(logits.dtype))
         if problem == "single_label_classification":
-            return F.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+            labels = labels.view(-1)
+            total = F.cross_entropy(
+                logits.view(-1, self.num_labels), labels, weights, ignore_index=IGNORE, reduction="sum"
+            )
+            return total, (labels != IGNORE).sum()
+        if labels.numel() != logits.numel():
+            raise ValueError(f"labels has shape {list(labels.shape)}; for {problem} it must be {list(logits.shape)}.")
+        labels = labels.view_as(logits).to(logits.dtype)
+        if problem == "regression":
+            return F.mse_loss(logits, labels, reduction="sum"), labels.numel()
+        total = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
+        return total, labels.numel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import TokenClassifierOutput
@@ -16,9 +18,14 @@ from bertblocks.nn.head import get_classifier_head
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bertblocks.models.inputs import EncoderOptions
+
 
 class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
-    """Tags tokens. Labels of padding and labels of -100 are not scored.
+    """Tags tokens. Padding and tokens labelled -100 do not enter the loss.
 
     Example:
         >>> import torch
@@ -47,34 +54,29 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        packed_seqlens: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> TokenClassifierOutput:
-        encoded = self.model.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seqlens,
-            packed_seqlens,
-            output_hidden_states,
-            output_attentions,
-        )
+        """Returns logits and, given `labels`, the summed loss divided by the number of labels.
+
+        `num_items_in_batch` replaces that number.
+        """
+        encoded = self.model.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         layout = encoded.layout
         hidden = encoded.hidden if self.classifier_head is None else self.classifier_head(encoded.hidden)
         logits = self.tagger(self.dropout(hidden))
         loss = None
         if labels is not None:
-            targets = layout.real_labels(labels, IGNORE)
-            count = (targets != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE, reduction="sum") / count
+            total, count = self.summed_loss(logits, layout.real_labels(labels, IGNORE))
+            loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss,
             logits=layout.scatter(logits),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
+
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the summed cross-entropy of flat tokens and the number of labelled ones."""
+        total = F.cross_entropy(upcast(logits), labels, ignore_index=IGNORE, reduction="sum")
+        return total, (labels != IGNORE).sum()

@@ -56,7 +56,7 @@ class FillingJob(Job[list[list[Filling]]]):
         own_rows = [piece.rows or [] for piece in batch.pieces]
         starts = zip(batch.starts, own_rows, strict=False)
         rows = torch.tensor([int(start) + row for start, own in starts for row in own], device=model.device)
-        hidden = model.base_model.encode(**batch.inputs, rows=lambda _: rows).hidden
+        hidden = model.base_model.encode(**batch.inputs, token_indices=lambda _: rows).hidden
         fillings = [filling for part in hidden.split(ROWS) for filling in self._fill(model.logits(part))]
         ends = torch.tensor([0, *map(len, own_rows)]).cumsum(0).tolist()
         return [fillings[start:end] for start, end in itertools.pairwise(ends)]

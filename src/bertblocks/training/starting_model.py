@@ -17,7 +17,7 @@ from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load
 from bertblocks.checkpoints.sentence_transformers import read_settings
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.models.base import HEAD_PARTS
+from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.tasks.predictor import longest_sequence

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertblocks.nn.numerics import upcast
 from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import answer_f1, answering_scores
@@ -75,11 +73,9 @@ class AnswerTask(FineTuneTask):
         return FeatureBatch.of(features, torch.tensor([feature.target for feature in features]), len(features))
 
     def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        out = model(**batch.inputs)
-        scores = upcast(torch.stack((out.start_logits, out.end_logits), dim=-1))  # [tokens, 2]
-        lengths = batch.cu_seqlens.diff().tolist()
-        padded = nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=float("-inf"))
-        return {"loss": F.cross_entropy(padded, batch.targets, reduction="sum") / 2}
+        starts, ends = batch.targets.unbind(1)
+        out = model(**batch.inputs, start_positions=starts, end_positions=ends, num_items_in_batch=1)
+        return {"loss": out.loss}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[Question]) -> Evaluated:
         has_unanswerable = any(not question.answers for question in examples)

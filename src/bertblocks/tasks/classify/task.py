@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertblocks.nn.numerics import upcast
 from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.labels import Labels, find_labels, labels_of_config
@@ -107,16 +105,8 @@ class ClassifyTask(FineTuneTask):
         return FeatureBatch.of(features, targets, targets.numel())
 
     def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        logits = upcast(model(**batch.inputs).logits)
-        problem = self._known_labels.problem
-        weight = None if self.class_weights is None else self.class_weights.to(logits)
-        if problem == "single_label_classification":
-            loss = F.cross_entropy(logits, batch.targets, weight=weight, reduction="sum")
-        elif problem == "regression":
-            loss = F.mse_loss(logits.squeeze(-1), batch.targets, reduction="sum")
-        else:
-            loss = F.binary_cross_entropy_with_logits(logits, batch.targets, pos_weight=weight, reduction="sum")
-        return {"loss": loss}
+        out = model(**batch.inputs, labels=batch.targets, class_weights=self.class_weights, num_items_in_batch=1)
+        return {"loss": out.loss}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[TextExample]) -> Evaluated:
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in examples]

@@ -41,7 +41,7 @@ class EmbeddingJob(Job[np.ndarray]):
 
     def run(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
         if self.pooling == "cls":
-            encoded = self.model.base_model.encode(**batch.inputs, rows=lambda layout: layout.first_tokens)
+            encoded = self.model.base_model.encode(**batch.inputs, token_indices=lambda layout: layout.first_tokens)
             return list(to_numpy(keep_firsts(upcast(encoded.hidden), encoded.layout)))
         encoded = self.model.base_model.encode(**batch.inputs)
         return list(to_numpy(pool(upcast(encoded.hidden), encoded.layout, self.pooling)))

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertblocks.core.registry import nearest
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.nn.numerics import upcast
 from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature, FeatureBatch
 from bertblocks.tasks.metrics import tagging_scores
@@ -114,8 +112,7 @@ class TagTask(FineTuneTask):
         return FeatureBatch.of(features, targets, int((targets != IGNORE).sum()))
 
     def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        logits = upcast(model(**batch.inputs).logits)
-        return {"loss": F.cross_entropy(logits, batch.targets, ignore_index=IGNORE, reduction="sum")}
+        return {"loss": model(**batch.inputs, labels=batch.targets, num_items_in_batch=1).loss}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[TaggedExample]) -> Evaluated:
         gold = [example.tags for example in examples]
