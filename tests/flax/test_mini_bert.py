@@ -53,8 +53,8 @@ def test_the_preset_has_the_same_hidden_states_on_both_sides(case):
     [
         ({"token_ids": [3.0, 16.0]}, "token_ids holds 16; it must be at least 0 and less than vocab_size = 16"),
         ({"token_ids": [3, -1]}, "token_ids holds -1;"),
-        ({"token_ids": [3.0, 2.5]}, "token_ids holds 2.5; it must hold whole numbers"),
-        ({"token_ids": [3.0, float("nan")]}, "token_ids holds nan; it must hold whole numbers"),
+        ({"token_ids": [3.0, 2.5]}, "token_ids holds 2.5; it must hold integers"),
+        ({"token_ids": [3.0, float("nan")]}, "token_ids holds nan; it must hold integers"),
         ({"token_ids": []}, r"token_ids has shape \[0\]; it must be one row with at least one token"),
         ({"token_ids": [[1, 2]]}, r"token_ids has shape \[1, 2\]"),
         ({"num_heads": 3}, "num_heads is 3; it must divide d_model = 8"),

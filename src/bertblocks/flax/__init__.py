@@ -1,6 +1,6 @@
-"""The same encoders in JAX: Flax nnx models of the same configs and weights, and seed-sized Mini BERT in Flax linen.
+"""The same encoders in JAX: Flax nnx models with the same configs and weights, and a Mini BERT in Flax linen.
 
-Needs the extra `jax`; the rest of BertBlocks never imports this package.
+This package needs the extra `jax`; the rest of BertBlocks never imports it.
 """
 
 import bertblocks.flax._installed  # noqa: F401

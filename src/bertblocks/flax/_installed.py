@@ -1,4 +1,4 @@
-"""Says what to install where it is missing; imported before anything that needs it."""
+"""Raises an error that names the missing package; imported before any module that needs it."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Batches of few different shapes, because every new shape is compiled anew."""
+"""Batches with few different shapes, because every new shape is compiled."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: The shortest row that is compiled for.
+#: The shortest length of a row.
 SMALLEST_BUCKET = 16
 
 
 def bucket_length(length: int) -> int:
-    """The next length of 16, 24, 32, 48, 64, 96, ...: two for every doubling, so at most a third is padding.
+    """Rounds up to one of 16, 24, 32, 48, 64, 96, ...: two lengths per doubling, so at most a third is padding.
 
     Example:
         >>> [bucket_length(length) for length in (1, 17, 25, 64, 65, 500)]
@@ -27,7 +27,7 @@ def bucket_length(length: int) -> int:
 
 
 def pad_rows(sequences: Sequence[Sequence[int]], pad_token_id: int = 0) -> dict[str, np.ndarray]:
-    """One sequence per row, in rows of a bucket's length: `input_ids` and their `attention_mask`.
+    """Puts each sequence in a row of a bucket's length; returns `input_ids` and `attention_mask`.
 
     Example:
         >>> batch = pad_rows([[5, 6, 7], [8]])
@@ -45,10 +45,10 @@ def pad_rows(sequences: Sequence[Sequence[int]], pad_token_id: int = 0) -> dict[
 def pack_rows(
     sequences: Sequence[Sequence[int]], length: int, pad_token_id: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Sequences side by side in as few rows of `length` as first fit needs, the longest first.
+    """Packs sequences into rows of `length` by first fit, the longest first.
 
-    Returns `input_ids` with their `segment_ids`, and for every sequence its row and its place among that row's, which
-    is where models put what they say of a whole sequence.
+    Returns `input_ids` with `segment_ids`, and for every sequence its row and its index in that row, which is where the
+    model's output for the whole sequence is.
 
     Example:
         >>> batch, places = pack_rows([[5, 6], [7, 8, 9], [4]], length=4)
@@ -61,7 +61,7 @@ def pack_rows(
     ids = np.full((places[:, 0].max(initial=0) + 1, length), pad_token_id, np.int32)
     segments = np.zeros(ids.shape, np.int32)
     starts = np.zeros(len(ids), np.int32)
-    for number in np.argsort(places[:, 1], kind="stable"):  # the first of every row, then the second
+    for number in np.argsort(places[:, 1], kind="stable"):  # the first sequence of every row, then the second
         row, place = places[number]
         slots = slice(starts[row], starts[row] + len(sequences[number]))
         ids[row, slots], segments[row, slots] = sequences[number], place + 1
@@ -70,14 +70,14 @@ def pack_rows(
 
 
 def _first_fit(sizes: list[int], length: int) -> np.ndarray:
-    """The row of every size and its place in it: `[sizes, 2]`."""
+    """Returns the row of every sequence and its index in that row: `[sequences, 2]`."""
     places = np.zeros((len(sizes), 2), np.int32)
     free: list[int] = []
     counts: list[int] = []
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         size = sizes[number]
         if not 0 < size <= length:
-            raise ValueError(f"Sequence {number} has {size} tokens; rows of {length} take 1 to {length}.")
+            raise ValueError(f"Sequence {number} has {size} tokens; a row of {length} holds 1 to {length}.")
         row = next((row for row, room in enumerate(free) if size <= room), len(free))
         if row == len(free):
             free.append(length)

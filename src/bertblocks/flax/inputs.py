@@ -1,4 +1,4 @@
-"""A batch as compiled code takes it."""
+"""The input of compiled code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jax import Array
 
 from bertblocks.flax.layout import RowLayout
 
-#: The label of tokens and sequences that are not scored.
+#: The label of tokens and sequences that do not enter the loss.
 IGNORE = -100
 
 
 class Options(NamedTuple):
-    """What compiled code is compiled for, beside shapes."""
+    """Static arguments of compiled code."""
 
     max_segments: int | None
     output_hidden_states: bool
@@ -24,7 +24,7 @@ class Options(NamedTuple):
 
 
 class Inputs(struct.PyTreeNode):
-    """Arrays of a batch, each `[rows, length]` unless said otherwise."""
+    """The arrays of a batch, each `[rows, length]` unless noted."""
 
     input_ids: Any = None
     attention_mask: Any = None
@@ -44,16 +44,16 @@ class Inputs(struct.PyTreeNode):
         return None if self.dropout_key is None else nnx.Rngs(self.dropout_key)
 
     def is_traced(self) -> bool:
-        """True inside of a caller's own compiled function, where values are not known."""
+        """Whether this runs inside a function that the caller compiles, where values are not known."""
         return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(self.replace(dropout_key=None)))
 
     def is_spread(self) -> bool:
-        """True for a batch that lies on several devices, which is not brought home to be padded."""
+        """Whether the batch is sharded over several devices; such a batch is not padded."""
         leaves = jax.tree.leaves(self.replace(dropout_key=None))
         return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in leaves)
 
     def is_in_reach(self) -> bool:
-        """False for a batch that lies partly on the devices of other processes."""
+        """Whether this process can read the whole batch: none of it is on devices of other processes."""
         return all(leaf.is_fully_addressable for leaf in jax.tree.leaves(self) if isinstance(leaf, jax.Array))
 
     def layout(self, max_segments: int | None) -> RowLayout:
@@ -68,7 +68,7 @@ class Inputs(struct.PyTreeNode):
         return layout.replace(positions=jnp.where(layout.real, self.position_ids, 0))
 
     def table_positions(self, layout: RowLayout, offset: int) -> Array:
-        """Rows of a position table. RoBERTa and NeoBERT, which count from an offset, count real tokens only."""
+        """Returns indices into a position table. With an offset, as in RoBERTa and NeoBERT, only real tokens count."""
         if self.position_ids is not None:
             return layout.positions
         if offset and self.attention_mask is not None:

@@ -1,4 +1,4 @@
-"""Checkpoints and torch models as Flax models."""
+"""Loads checkpoints and torch models as Flax models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bertblocks.text.tokenizers import load_tokenizer_if_any
 def load(
     path_or_id: str | Path, task: str | None = None, dtype: Any = None
 ) -> tuple[FlaxBertBlocksPreTrainedModel, PreTrainedTokenizerBase | None]:
-    """As `bertblocks.load`, with the model in Flax: any family that the torch side opens.
+    """Like `bertblocks.load`, for the same families, but returns a Flax model.
 
     Example:
         >>> import tempfile
@@ -33,20 +33,20 @@ def load(
         ('FlaxBertBlocksForMaskedLM', None)
     """
     if task is not None:
-        _refuse_other_task(task)
+        _check_task(task)
     folder = find_checkpoint(path_or_id)
     model = from_torch(load_model(folder, task), dtype)
     return model, load_tokenizer_if_any(folder)
 
 
 def from_torch(model: BertBlocksPreTrainedModel, dtype: Any = None) -> FlaxBertBlocksPreTrainedModel:
-    """The Flax model with a copy of a torch model's weights, in their precision unless `dtype` is another."""
+    """Returns the Flax model with a copy of a torch model's weights, converted to `dtype` if given."""
     task = next((name for name, kind in TASK_MODELS.items() if kind is type(model)), type(model).__name__)
-    _refuse_other_task(task)
+    _check_task(task)
     return FLAX_TASK_MODELS[task](model.config, weights=torch_weights(model), dtype=dtype)
 
 
-def _refuse_other_task(task: str) -> None:
+def _check_task(task: str) -> None:
     if task not in FLAX_TASK_MODELS:
         known = ", ".join(FLAX_TASK_MODELS)
         raise ConfigError(f"task is {task!r}; bertblocks.flax has {known}{nearest(task, FLAX_TASK_MODELS)}.")

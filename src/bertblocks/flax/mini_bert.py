@@ -1,6 +1,6 @@
-"""Mini BERT: an encoder small enough to read at one glance, in Flax linen.
+"""Mini BERT: an encoder in Flax linen, small enough to read at a glance.
 
-Parameters start from a key and from their names, so the modules are compact and numbered by Flax.
+Flax derives initial parameters from a key and the names of modules, so the modules are compact and Flax numbers them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertblocks.flax.validation import check_range, read_ids
 
 
 class EncoderBlock(nn.Module):
-    """x + A(N x), then x + F(N x): every token sees every token, and the feed-forward has ReLU."""
+    """A pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)) with ReLU."""
 
     num_heads: int
     d_ff: int
@@ -31,7 +31,7 @@ class EncoderBlock(nn.Module):
 
 
 class MiniBERT(nn.Module):
-    """Token and position embeddings, encoder blocks, and no head: the hidden states are the result."""
+    """Token and position embeddings and encoder blocks. There is no head: it returns hidden states."""
 
     vocab_size: int
     d_model: int
@@ -51,9 +51,9 @@ class MiniBERT(nn.Module):
 def mini_bert_forward(
     seed: int, token_ids: Any, vocab_size: int, d_model: int, num_heads: int, d_ff: int, num_layers: int
 ) -> Array:
-    """The hidden states of a fresh Mini BERT for one text, flattened to `tokens * d_model` numbers.
+    """Returns the hidden states of a new Mini BERT for one text, flattened to `tokens * d_model` numbers.
 
-    `token_ids` may be floats that are whole. The same seed gives the same weights.
+    `token_ids` may be floats with integer values. The same seed gives the same weights.
 
     Example:
         >>> mini_bert_forward(0, [13.0, 10.0, 8.0, 4.0], 16, 8, 2, 16, 2).shape
@@ -80,7 +80,7 @@ def _read_size(name: str, size: Any, least: int = 1) -> int:
 
 
 def mini_bert_weights(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A `MiniBERT`'s parameters under BertBlocks' names, for a model of the preset `mini-bert` in Flax or torch."""
+    """Renames the parameters of a `MiniBERT` for a model of the preset `mini-bert` in Flax or torch."""
     weights = {
         "embedding.token.weight": params["Embed_0"]["embedding"],
         "embedding.position.table.weight": params["pos_embed"],

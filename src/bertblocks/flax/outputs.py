@@ -1,4 +1,4 @@
-"""What models return: fields as in transformers, in classes that compiled code can return."""
+"""The outputs of models, with the fields of transformers, as classes that compiled code can return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import Array
 
 
 class Output(struct.PyTreeNode):
-    """What every task has beside its scores, where it is asked for."""
+    """The fields that all tasks share; None unless requested."""
 
     #: Fields that have an entry for every token.
     per_token: ClassVar[tuple[str, ...]] = ()
@@ -21,7 +21,7 @@ class Output(struct.PyTreeNode):
     attentions: tuple[Array, ...] | None = None
 
     def crop(self, length: int) -> Any:
-        """Without the padding that rows were given to fill a bucket."""
+        """Removes the padding that was added to fill a bucket."""
         cropped: dict[str, Any] = {name: getattr(self, name)[:, :length] for name in self.per_token}
         if self.hidden_states is not None:
             cropped["hidden_states"] = tuple(state[:, :length] for state in self.hidden_states)

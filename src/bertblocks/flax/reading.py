@@ -1,4 +1,4 @@
-"""Batches checked before they are computed with, and brought to a bucket's length."""
+"""Checks batches before they reach compiled code, and pads them to a bucket's length."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bertblocks.nn.layout import keep_mask
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
-#: Inputs that hold whole numbers.
+#: Inputs that hold integers.
 ID_NAMES = ("input_ids", "token_type_ids", "position_ids", "segment_ids")
 
 
 def check_shapes(inputs: Inputs, config: BertBlocksConfig) -> None:
-    """Refuses what can be refused without looking at values."""
+    """Raises an error for input that is invalid regardless of its values."""
     if (inputs.input_ids is None) == (inputs.inputs_embeds is None):
         raise ValueError("Give exactly one of input_ids and inputs_embeds.")
     if inputs.attention_mask is not None and inputs.segment_ids is not None:
         raise ValueError(
-            "attention_mask and segment_ids are given; each of them says by itself what the sequences are: keep one."
+            "attention_mask and segment_ids are given; each alone defines the sequences: pass only one of them."
         )
     if inputs.inputs_embeds is not None and config.token_dropout:
-        raise ValueError("inputs_embeds are given; token_dropout needs input_ids, to know the mask tokens.")
+        raise ValueError("inputs_embeds are given; token_dropout needs input_ids to find the mask tokens.")
     name = "input_ids" if inputs.inputs_embeds is None else "inputs_embeds"
     wanted = ["rows", "length"] if inputs.inputs_embeds is None else ["rows", "length", config.embedding_size]
     shape = np.shape(getattr(inputs, name))
@@ -39,18 +39,18 @@ def check_shapes(inputs: Inputs, config: BertBlocksConfig) -> None:
     for name in ("token_type_ids", "segment_ids", "position_ids"):
         other = None if getattr(inputs, name) is None else np.shape(getattr(inputs, name))
         if other not in (None, shape[:2]) and (name != "position_ids" or other not in ((1, shape[1]), (shape[1],))):
-            raise ValueError(f"{name} has shape {list(other)}; it must be {list(shape[:2])} as the input.")
+            raise ValueError(f"{name} has shape {list(other)}; it must be {list(shape[:2])} like the input.")
     if inputs.position_ids is not None and config.embd_pos_enc_kind == "none" and config.block_pos_enc_kind != "rope":
-        raise ValueError("position_ids are given, but this model has no positions that would use them.")
+        raise ValueError("position_ids are given, but this model has no position encoding that uses them.")
 
 
 def read_types(inputs: Inputs, config: BertBlocksConfig) -> Inputs:
-    """Arrays of the right types, of values that are not known in compiled code or lie on other devices."""
+    """Converts types without reading values, which are unknown in compiled code or on other devices."""
     arrays: dict[str, Any] = {}
     for name in ID_NAMES:
         ids = getattr(inputs, name)
         if ids is not None and not jnp.issubdtype(jnp.result_type(ids), jnp.integer):
-            raise TypeError(f"{name} holds {jnp.result_type(ids)}; where values are not known it must hold integers.")
+            raise TypeError(f"{name} holds {jnp.result_type(ids)}; inside jit it must hold integers.")
         arrays[name] = None if ids is None else jnp.asarray(ids)
     if not config.type_vocab_size:
         arrays["token_type_ids"] = None
@@ -65,7 +65,7 @@ def read_types(inputs: Inputs, config: BertBlocksConfig) -> Inputs:
 
 
 def read_values(inputs: Inputs, config: BertBlocksConfig, max_segments: int | None) -> tuple[Inputs, int | None]:
-    """Arrays whose every value was looked at, as the torch side does, and the most sequences of a row."""
+    """Returns arrays whose values are checked as in torch, and the largest number of sequences in a row."""
     arrays: dict[str, Any] = {
         name: read_ids(name, getattr(inputs, name)) for name in ID_NAMES if getattr(inputs, name) is not None
     }
@@ -79,7 +79,7 @@ def read_values(inputs: Inputs, config: BertBlocksConfig, max_segments: int | No
         lengths = (real.shape[1] - np.argmax(real[:, ::-1], axis=1) - np.argmax(real, axis=1))[real.any(axis=1)]
 
     def check(name: str, limit: int, limit_key: str) -> None:
-        """What stands under padding does not count."""
+        """Checks the values of real tokens only."""
         if name in arrays:
             arrays[name] = check_range(name, np.where(real, arrays[name], 0), limit, limit_key)
 
@@ -87,7 +87,7 @@ def read_values(inputs: Inputs, config: BertBlocksConfig, max_segments: int | No
     if config.type_vocab_size:
         check("token_type_ids", config.type_vocab_size, "type_vocab_size")
     elif (arrays.pop("token_type_ids", np.zeros(())) * real).any():
-        raise ValueError("token_type_ids holds other types than 0, and type_vocab_size is 0: this model has none.")
+        raise ValueError("token_type_ids holds types other than 0, but type_vocab_size is 0: the model has no types.")
     if config.embd_pos_enc_kind == "learned":
         rows = config.max_position_embeddings
         check("position_ids", rows, "max_position_embeddings")
@@ -103,7 +103,7 @@ def read_values(inputs: Inputs, config: BertBlocksConfig, max_segments: int | No
 
 
 def _read_mask(mask: Any, shape: tuple[int, int]) -> np.ndarray:
-    """True for real tokens, which all are where there is no mask."""
+    """Returns True for real tokens; without a mask, all are."""
     if mask is None:
         return np.ones(shape, bool)
     values = np.asarray(mask)
@@ -118,24 +118,26 @@ def _read_mask(mask: Any, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _read_segments(segments: np.ndarray, max_segments: int | None) -> tuple[np.ndarray, np.ndarray, int]:
-    """The ids, the lengths of all sequences, and the most sequences of a row."""
+    """Returns the ids, the lengths of all sequences, and the largest number of sequences in a row."""
     if (segments < 0).any():
-        raise ValueError(f"segment_ids holds {segments[segments < 0][0]}; sequences count from 1, and 0 is padding.")
+        raise ValueError(
+            f"segment_ids holds {segments[segments < 0][0]}; sequences are numbered from 1, and 0 is padding."
+        )
     highest = int(segments.max())
     if max_segments is not None and highest > max_segments:
         raise ValueError(f"segment_ids holds {highest}; it must be at most max_segments = {max_segments}.")
-    names = np.arange(len(segments))[:, None] * (highest + 1) + segments  # one for every sequence of the batch
+    names = np.arange(len(segments))[:, None] * (highest + 1) + segments  # unique for every sequence of the batch
     starts = (np.diff(segments, axis=1, prepend=0) != 0) & (segments > 0)
     runs, counts = np.unique(names[starts], return_counts=True)
     if (counts > 1).any():
         row, number = divmod(int(runs[counts > 1][0]), highest + 1)
-        raise ValueError(f"segment_ids has {number} twice in row {row}, with others between; a sequence is one run.")
+        raise ValueError(f"segment_ids has {number} in two places of row {row}; a sequence must be contiguous.")
     lengths = np.bincount(names[segments > 0])
     return segments.astype(np.int32), lengths, max(highest, 1) if max_segments is None else max_segments
 
 
 def pad_to_bucket(inputs: Inputs) -> Inputs:
-    """Rows with padding behind them, up to a length that code is compiled for."""
+    """Pads rows at the end to the length of a bucket."""
     extra = bucket_length(inputs.shape[1]) - inputs.shape[1]
     widths = ((0, 0), (0, extra))
     padded: dict[str, Any] = {
@@ -149,12 +151,12 @@ def pad_to_bucket(inputs: Inputs) -> Inputs:
 
 
 def read_token_labels(labels: dict[str, Any], inputs: Inputs, limit: int, limit_key: str) -> dict[str, np.ndarray]:
-    """Labels of all tokens of a batch that was read, up to its bucket's length; what is not real is not scored."""
+    """Returns the labels of all tokens, padded to the bucket's length, with -100 for padding."""
     if "labels" not in labels:
         return {}
     values = read_ids("labels", labels["labels"])
     if values.shape != inputs.shape:
-        raise ValueError(f"labels has shape {list(values.shape)}; it must be {list(inputs.shape)} as the input.")
+        raise ValueError(f"labels has shape {list(values.shape)}; it must be {list(inputs.shape)} like the input.")
     real = inputs.attention_mask if inputs.segment_ids is None else inputs.segment_ids > 0
     scored = real & (values != IGNORE)
     values = np.where(scored, check_range("labels", np.where(scored, values, 0), limit, limit_key), IGNORE)

@@ -1,4 +1,4 @@
-"""Data parallelism: every device of a mesh has all weights and its share of a batch's rows."""
+"""Data parallelism: every device of a mesh holds all weights and a share of the rows of a batch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Tree = TypeVar("Tree")
 
 
 def data_mesh(devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh of one axis, "data", over the given devices or all."""
+    """Returns a mesh with one axis, "data", over the given devices or all."""
     return Mesh(np.array(jax.devices() if devices is None else devices), ("data",))
 
 
 def replicate(tree: Tree, mesh: Mesh) -> Tree:
-    """A model or an optimizer with a copy of its numbers on each device of the mesh, put in place of those it had."""
+    """Copies the arrays of a model or an optimizer to each device of the mesh, in place, and returns it."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     nnx.update(tree, jax.device_put(nnx.state(tree), everywhere))
     return tree
 
 
 def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
-    """A batch whose rows lie on the devices of the mesh, the same number on each."""
+    """Distributes the rows of a batch over the devices of the mesh, the same number to each."""
     by_rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
     devices = mesh.shape[mesh.axis_names[0]]
     for name, values in batch.items():

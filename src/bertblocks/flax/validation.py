@@ -1,4 +1,4 @@
-"""What the JAX side refuses: configs that name blocks which it has not, and ids that are no ids."""
+"""Checks configs for blocks that exist only in torch, and ids for invalid values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bertblocks.flax.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
-#: What each key may name here. Blocks and backends that a user registers are torch's, and so is "xielu".
+#: The supported values of each key. Blocks and backends that users register exist only in torch, and so does "xielu".
 SUPPORTED: dict[str, list[str]] = {
     "norm_fn": list(NORMS),
     "mlp_type": list(MLPS),
@@ -24,37 +24,37 @@ SUPPORTED: dict[str, list[str]] = {
     "classifier_head_act": list(ACTIVATIONS),
     "embd_pos_enc_kind": [*EMBEDDING_POSITIONS, "none"],
     "block_pos_enc_kind": [*BLOCK_POSITIONS, "none"],
-    # they all give the same result, which is computed in JAX's own way here
+    # all backends give the same result; JAX computes it in its own way
     "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
 }
 
 
 def check_supported(config: BertBlocksConfig) -> None:
-    """Refuses, by name, a config that needs a block which exists in torch only."""
+    """Raises an error that names the key if the config needs a block that exists only in torch."""
     for layer in (config, *(config.for_layer(index) for index in config.layer_overrides or {})):
         for key, names in SUPPORTED.items():
             value = getattr(layer, key)
             if value not in names:
                 raise ConfigError(
-                    f"{key} is {value!r}, which exists in torch only; bertblocks.flax has {', '.join(names)}."
+                    f"{key} is {value!r}, which exists only in torch; bertblocks.flax has {', '.join(names)}."
                 )
 
 
 def read_ids(name: str, ids: Any) -> np.ndarray:
-    """Whole numbers as int32. Floats will do where they are whole."""
+    """Reads integers, also from floats with integer values."""
     values = np.asarray(ids)
     if not np.issubdtype(values.dtype, np.number):
-        raise TypeError(f"{name} holds {values.dtype} values; it must hold whole numbers.")
+        raise TypeError(f"{name} holds {values.dtype} values; it must hold integers.")
     if not np.issubdtype(values.dtype, np.integer):
         with np.errstate(invalid="ignore"):
             broken = values[~(values == np.round(values)) | ~np.isfinite(values)]
         if broken.size:
-            raise ValueError(f"{name} holds {broken[0]}; it must hold whole numbers.")
+            raise ValueError(f"{name} holds {broken[0]}; it must hold integers.")
     return values.astype(np.int64)
 
 
 def check_range(name: str, ids: np.ndarray, limit: int, limit_key: str) -> np.ndarray:
-    """The ids as int32, if they are rows of a table that has `limit` of them."""
+    """Returns ids as int32 after checking that they index a table of `limit` rows."""
     wrong = ids[(ids < 0) | (ids >= limit)]
     if wrong.size:
         raise ValueError(f"{name} holds {wrong[0]}; it must be at least 0 and less than {limit_key} = {limit}.")

@@ -7,7 +7,7 @@ from bertblocks.flax.models.question_answering import FlaxBertBlocksForQuestionA
 from bertblocks.flax.models.sequence_classification import FlaxBertBlocksForSequenceClassification
 from bertblocks.flax.models.token_classification import FlaxBertBlocksForTokenClassification
 
-#: The model class of every task that the JAX side has, by the task's short name.
+#: The model class of every task that exists in JAX, by the task's short name.
 FLAX_TASK_MODELS: dict[str, type[FlaxBertBlocksPreTrainedModel]] = {
     model_class.task: model_class
     for model_class in (

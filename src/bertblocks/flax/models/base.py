@@ -1,4 +1,4 @@
-"""What all models share: reading a batch, calling compiled code, and going to torch and to files."""
+"""The base class of all models: calls compiled code, and converts to torch and to files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bertblocks.models import BertBlocksPreTrainedModel
 
 
 class StaticConfig:
-    """A config that can be compared and hashed, as what compiled code depends on must be."""
+    """A config that can be compared and hashed, as JAX requires of static arguments."""
 
     def __init__(self, config: BertBlocksConfig) -> None:
         self.config = copy.deepcopy(config)
@@ -41,13 +41,13 @@ class StaticConfig:
 
 
 class FlaxBertBlocksPreTrainedModel(nnx.Module):
-    """Base of all models. Parameters have the torch side's names and shapes, and nothing else is state.
+    """Base of all models. Parameters have the names and shapes of the torch model, and there is no other state.
 
-    Without `weights` they start as the torch model does after `torch.manual_seed(seed)`.
+    Without `weights` they are initialized like the torch model after `torch.manual_seed(seed)`.
     """
 
     task: ClassVar[str]
-    #: Labels that the model can be called with.
+    #: The names of the labels that the model accepts.
     label_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -70,14 +70,14 @@ class FlaxBertBlocksPreTrainedModel(nnx.Module):
         return self.static_config.config
 
     def build(self, config: BertBlocksConfig) -> None:
-        """Makes the parts; their weights are set afterwards."""
+        """Builds the modules; their weights are set afterwards."""
         raise TypeError(f"{type(self).__name__} must define build(config)")
 
     def forward(self, inputs: Inputs, options: Options) -> Any:
-        """What is compiled: arrays in, an `Output` out."""
+        """The compiled function, from arrays to an `Output`."""
         raise TypeError(f"{type(self).__name__} must define forward(inputs, options)")
 
-    # ------------------------------------------------------------------ running
+    # ------------------------------------------------------------------ calls
 
     def __call__(
         self,
@@ -94,16 +94,16 @@ class FlaxBertBlocksPreTrainedModel(nnx.Module):
         dropout_key: jax.Array | None = None,
         **labels: Any,
     ) -> Any:
-        """Padded rows with an `attention_mask`, or packed rows with `segment_ids` that count each row's sequences.
+        """Runs padded rows with an `attention_mask`, or packed rows with `segment_ids` that number the sequences.
 
-        Values are checked, rows brought to a bucket's length, and code compiled for it is run. Within a function that
-        the caller compiles nothing of that is possible or needed: shapes are taken as they are, and an id that is not
-        in the vocabulary gives NaN. Dropout needs a `dropout_key`; without one there is none.
+        Values are checked and rows padded to the length of a bucket, for which the code is compiled once. Inside a
+        function that the caller compiles, neither is possible: shapes stay as they are, and an id outside of the
+        vocabulary gives NaN. Dropout is active only with a `dropout_key`.
         """
         labels = {name: value for name, value in labels.items() if value is not None}
         for name in labels:
             if name not in self.label_names:
-                raise TypeError(f"{type(self).__name__} takes no {name!r}{nearest(name, self.label_names)}.")
+                raise TypeError(f"{type(self).__name__} does not accept {name!r}{nearest(name, self.label_names)}.")
         inputs = Inputs(
             input_ids=_array(input_ids),
             attention_mask=_array(attention_mask),
@@ -133,22 +133,22 @@ class FlaxBertBlocksPreTrainedModel(nnx.Module):
         return read.replace(labels=self.read_labels(inputs.labels, read)), max_segments
 
     def read_labels(self, labels: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
-        """Labels of a batch that was read, checked by value as compiled code cannot."""
+        """Checks the values of labels, which compiled code cannot do."""
         return {name: np.asarray(value) for name, value in labels.items()}
 
     # ------------------------------------------------------------------ weights
 
     def astype(self, dtype: Any) -> Any:
-        """The model with its weights in another precision, which is the one that it computes in.
+        """Returns the model with its weights in another precision, in which it then computes.
 
-        Inside a loss function this is mixed precision: gradients arrive at the weights as they were.
+        Inside a loss function this gives mixed precision: gradients have the precision of the original weights.
         """
         return jax.tree.map(lambda weight: weight.astype(dtype), self)
 
     def renormalize_weights(self) -> None:
-        """Puts nGPT's matrices back on the unit sphere along the hidden dimension; to be called after each step.
+        """Projects nGPT's matrices back onto the unit sphere along the hidden dimension; call it after each step.
 
-        Does nothing unless the config says `ngpt` and `ngpt_renormalize`.
+        Does nothing unless `ngpt` and `ngpt_renormalize` are set in the config.
         """
         if not (self.config.ngpt and self.config.ngpt_renormalize):
             return
@@ -160,7 +160,7 @@ class FlaxBertBlocksPreTrainedModel(nnx.Module):
                 module.weight[...] = weight / jnp.maximum(length, 1e-8)
 
     def to_torch(self) -> BertBlocksPreTrainedModel:
-        """The torch model with these weights, in evaluation mode: from there it goes to any family."""
+        """Returns the torch model with these weights, in evaluation mode; it converts to any family."""
         model = new_torch_model(self.task, copy.deepcopy(self.config), seed=0)
         weights = {name: to_torch(weight) for name, weight in named_weights(self).items()}
         weights |= {tied: weights[source] for tied, source in model.all_tied_weights_keys.items()}
@@ -168,12 +168,12 @@ class FlaxBertBlocksPreTrainedModel(nnx.Module):
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes `config.json` and safetensors, which both sides open."""
+        """Writes `config.json` and safetensors, which both torch and JAX models load."""
         self.to_torch().save_pretrained(folder)
 
 
 def _array(values: Any) -> Any:
-    """Lists and tensors as arrays; those of JAX stay where they are."""
+    """Converts lists and tensors to NumPy; JAX arrays stay where they are."""
     return values if values is None or isinstance(values, jax.Array) else np.asarray(values)
 
 

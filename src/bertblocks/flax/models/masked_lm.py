@@ -19,7 +19,7 @@ from bertblocks.flax.reading import read_token_labels
 
 
 class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):
-    """Predicts hidden tokens; with `labels`, the loss is the mean over those that are not -100.
+    """Predicts masked tokens; with `labels`, the loss is the mean over those that are not -100.
 
     Example:
         >>> model = FlaxBertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", num_hidden_layers=1))

@@ -20,7 +20,7 @@ from bertblocks.flax.outputs import EncoderModelOutput
 
 
 class Encoded(NamedTuple):
-    """Hidden states with their layout, for heads; and what was asked for beside them."""
+    """Hidden states with their layout, for heads, and the requested extras."""
 
     hidden: Array  # [rows, length, hidden]
     layout: RowLayout
@@ -29,7 +29,7 @@ class Encoded(NamedTuple):
 
 
 class EncoderParts(nnx.Module):
-    """Embeddings, layers and what may follow them; task models hold one under the name `model`."""
+    """Embeddings, layers, and an optional pooler and contact head; task models hold it as `model`."""
 
     def __init__(self, config: BertBlocksConfig, add_pooler: bool) -> None:
         self.embedding = get_embedding(config)
@@ -42,7 +42,7 @@ class EncoderParts(nnx.Module):
     def encode(self, inputs: Inputs, options: Options, rngs: nnx.Rngs | None) -> Encoded:
         layout = inputs.layout(options.max_segments)
         positions = inputs.table_positions(layout, self.position_offset)
-        # what stands under padding must be harmless: 0 times NaN would be NaN in attention
+        # padding must be finite: 0 times NaN would be NaN in attention
         if inputs.input_ids is None:
             tokens = layout.zero_padding(inputs.inputs_embeds)
         else:
@@ -55,7 +55,7 @@ class EncoderParts(nnx.Module):
 
 
 class FlaxBertBlocksModel(EncoderParts, FlaxBertBlocksPreTrainedModel):
-    """An encoder without a task: hidden states and, if the config has a pooler, a vector per sequence.
+    """An encoder without a task head: hidden states and, if the config has a pooler, one vector per sequence.
 
     Example:
         >>> import numpy as np
@@ -84,9 +84,12 @@ class FlaxBertBlocksModel(EncoderParts, FlaxBertBlocksPreTrainedModel):
         )
 
     def predict_contacts(self, input_ids: Any, attention_mask: Any = None) -> Array:
-        """How likely any two tokens touch: `[rows, length - 2, length - 2]`, without the first and last of a row."""
+        """Predicts the probability that two tokens are in contact: `[rows, length - 2, length - 2]`.
+
+        The first and the last token of each row are left out.
+        """
         if self.contact_head is None:
-            raise ValueError("contact_head is False in this model's config; it must be true to predict contacts.")
+            raise ValueError("contact_head is False in this model's config; set it to True to predict contacts.")
         attentions = self(input_ids, attention_mask, output_attentions=True).attentions
         ends = self.config.eos_token_id
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]

@@ -20,7 +20,7 @@ from bertblocks.flax.validation import read_ids
 
 
 class FlaxBertBlocksForQuestionAnswering(FlaxBertBlocksPreTrainedModel):
-    """Scores every token as the start and as the end of an answer. Padding can be neither and has the lowest score.
+    """Scores every token as the start and as the end of an answer. Padding gets the lowest possible score.
 
     `start_positions` and `end_positions` count from the first token of each sequence: `[rows]`, or
     `[rows, sequences]` of packed rows.
@@ -64,7 +64,7 @@ class FlaxBertBlocksForQuestionAnswering(FlaxBertBlocksPreTrainedModel):
 
 
 def span_loss(scores: Array, positions: Array, layout: RowLayout) -> Array:
-    """Cross-entropy over each sequence's tokens; a position behind its end, as a cut text gives, is not scored."""
+    """Returns the mean cross-entropy over the tokens of each sequence; positions outside of it do not count."""
     members = layout.members  # [rows, sequences, length]
     shape = layout.per_sequence(members).shape[:-1]
     if positions.size != members.shape[0] * members.shape[1]:

@@ -22,7 +22,7 @@ from bertblocks.flax.validation import check_range
 
 
 class FlaxBertBlocksForSequenceClassification(FlaxBertBlocksPreTrainedModel):
-    """One label, several labels, or numbers (by `problem_type`) for each sequence, each packed one of packed rows.
+    """Predicts one label, several labels or a score (see `problem_type`) for each sequence, padded or packed.
 
     Example:
         >>> config = BertBlocksConfig.from_preset("mini", num_hidden_layers=1, num_labels=3)
@@ -49,7 +49,7 @@ class FlaxBertBlocksForSequenceClassification(FlaxBertBlocksPreTrainedModel):
         return read
 
     def problem(self, labels: Any) -> str:
-        """Unset, one label means regression, whole numbers one class each, floats several."""
+        """If `problem_type` is unset, one output means regression, integers one class, floats several."""
         if self.config.problem_type is not None:
             return self.config.problem_type
         classes = "single" if jnp.issubdtype(labels.dtype, jnp.integer) else "multi"
@@ -74,7 +74,7 @@ class FlaxBertBlocksForSequenceClassification(FlaxBertBlocksPreTrainedModel):
         )
 
     def loss(self, logits: Array, labels: Array, layout: RowLayout) -> Array:
-        """The mean over the batch; of packed rows, over the sequences that they hold."""
+        """Returns the mean loss over the sequences of the batch."""
         problem = self.problem(labels)
         shape = logits.shape[:-1] if problem == "single_label_classification" else logits.shape
         if labels.size != np.prod(shape):

@@ -16,7 +16,7 @@ from bertblocks.flax.reading import read_token_labels
 
 
 class FlaxBertBlocksForTokenClassification(FlaxBertBlocksPreTrainedModel):
-    """Tags tokens. Labels of padding and labels of -100 are not scored.
+    """Tags tokens. Padding and tokens labelled -100 do not enter the loss.
 
     Example:
         >>> config = BertBlocksConfig.from_preset("mini", num_hidden_layers=1, num_labels=5)

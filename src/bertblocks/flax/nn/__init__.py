@@ -1,1 +1,1 @@
-"""The bricks of an encoder in Flax nnx, file by file as in `bertblocks.blocks`, with parameters of the same names."""
+"""The blocks of an encoder in Flax nnx, file by file as in `bertblocks.nn`, with parameters of the same names."""

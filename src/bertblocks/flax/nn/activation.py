@@ -1,4 +1,4 @@
-"""Activations: those of transformers, in JAX."""
+"""The activations of transformers in JAX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _hardswish(x: Array) -> Array:
 
 
 def _laplace(x: Array) -> Array:
-    """Of MEGA (Ma et al., 2023)."""
+    """From MEGA (Ma et al., 2023)."""
     return 0.5 * (1.0 + jax.lax.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0))))
 
 
@@ -51,7 +51,7 @@ def _sqrt_softplus(x: Array) -> Array:
 
 
 class PReLU(nnx.Module):
-    """A line with a learned slope below 0."""
+    """ReLU with a learned slope below 0."""
 
     def __init__(self) -> None:
         self.weight = nnx.Param(jnp.full(1, 0.25))
@@ -60,7 +60,7 @@ class PReLU(nnx.Module):
         return jnp.where(x >= 0, x, self.weight * x)
 
 
-#: Functions by transformers' names; of a class, every layer gets one of its own.
+#: Functions by transformers' names. A class is instantiated for every layer.
 ACTIVATIONS: dict[str, Activation | type[PReLU]] = {
     "gelu": _gelu,
     "gelu_10": _clipped_gelu,

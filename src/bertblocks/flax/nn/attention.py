@@ -1,4 +1,4 @@
-"""Self-attention: projections, query/key normalisation and rotation around masked softmax."""
+"""Self-attention: projections, query/key normalization and rotation around masked softmax."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Attention(nnx.Module):
         self.dropout = dropout
         self.out_dropout = out_dropout
 
-    def place(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
-        """Normalises queries and keys and gives them their positions."""
+    def apply_positions(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
+        """Normalizes queries and keys and applies RoPE."""
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         return position.rotate(q, k, layout)
@@ -61,8 +61,8 @@ class Attention(nnx.Module):
         assert position is not None
         heads = self.qkv(x).reshape(*x.shape[:2], -1, self.head_dim)
         q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=2)
-        q, k = self.place(q, k, position, layout)
-        # query heads that share a key/value head stand together
+        q, k = self.apply_positions(q, k, position, layout)
+        # query heads that share a key/value head are adjacent
         q = q.reshape(*x.shape[:2], self.num_kv_heads, -1, self.head_dim)
         softmax = Softmax(position, self.half_window, self.num_global_tokens, self.scale, self.dropout)
         attended, weights = softmax(q, k, v, layout, None if rngs is None else rngs(), output_weights)

@@ -46,7 +46,7 @@ class Residual(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention, then feed-forward; or, if parallel, both on the same normalised input."""
+    """Attention, then feed-forward; or, if parallel, both on the same normalized input."""
 
     def __init__(
         self, attention: Attention, mlp: MLP, attention_residual: Residual, mlp_residual: Residual | None
@@ -76,10 +76,10 @@ class Block(nnx.Module):
 
 
 def unit(x: Array) -> Array:
-    """x on the unit sphere."""
+    """Projects x onto the unit sphere."""
     precise = upcast(x)
     squares = jnp.square(precise).sum(-1, keepdims=True)
-    # the root has no slope at 0, where torch's norm has the slope 0
+    # the square root has no gradient at 0, where torch's norm has the gradient 0
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
     return (precise / (length + 1e-8)).astype(x.dtype)
 
@@ -92,14 +92,14 @@ class NGPTAttention(Attention):
         self.sqk = nnx.Param(jnp.full(self.num_heads * self.head_dim, NGPT_BASE_SCALE))
         self.scale = self.head_dim**0.5
 
-    def place(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
+    def apply_positions(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
         q, k = position.rotate(q, k, layout)
         scale = (self.sqk / NGPT_BASE_SCALE).reshape(self.num_heads, self.head_dim)
         return (scale * unit(q)).astype(q.dtype), (scale * unit(k)).astype(k.dtype)
 
 
 class NGPTBlock(nnx.Module):
-    """Moves along the unit sphere towards each sublayer's answer, by a learned step per hidden unit."""
+    """Moves along the unit sphere towards each sublayer's output, by a learned step per hidden unit."""
 
     def __init__(self, hidden_size: int, attention: Attention, mlp: MLP) -> None:
         self.attention = attention
@@ -148,7 +148,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
 
 
 def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
-    """Layer `index` of the encoder that a config describes."""
+    """Builds layer `index` of an encoder."""
     is_local = config.layer_types[index] == "local"
     config = config.for_layer(index)
     attention = get_attention(config, is_local)

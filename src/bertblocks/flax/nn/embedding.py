@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Embedding(nnx.Module):
-    """The sum of what is known of each token, normalised if there is a norm, projected up if it is narrower."""
+    """The sum of token, type and position embeddings, then norm, dropout and a projection to the hidden size."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Embedding(nnx.Module):
         x = self.token(token_ids)
         if self.dropped_token_id is None:
             return x
-        # ESM treats mask tokens as inputs dropped out: 0, and the rest of a sequence makes up for them
-        hidden = jnp.equal(token_ids, self.dropped_token_id)
+        # ESM treats mask tokens like dropout: they are 0, and the other tokens of the sequence are scaled up
+        masked = jnp.equal(token_ids, self.dropped_token_id)
         lengths = layout.members.sum(-1)
-        shown = (layout.members & ~hidden[:, None]).sum(-1)
-        scale = layout.spread((1 - MASKED_IN_TRAINING) * lengths / jnp.maximum(shown, 1))
-        return jnp.where(hidden[..., None], 0.0, x) * scale[..., None].astype(x.dtype)
+        visible = (layout.members & ~masked[:, None]).sum(-1)
+        scale = layout.spread((1 - MASKED_IN_TRAINING) * lengths / jnp.maximum(visible, 1))
+        return jnp.where(masked[..., None], 0.0, x) * scale[..., None].astype(x.dtype)
 
     def __call__(
         self,

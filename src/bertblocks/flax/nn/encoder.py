@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EncoderOutput(NamedTuple):
-    """Hidden states of all slots; the tuples are filled when asked for, as transformers defines them."""
+    """Hidden states of all slots; the tuples are those of transformers and None unless requested."""
 
     last_hidden_state: Array  # [rows, length, hidden]
     #: The embeddings, then every layer's output; the last entry is `last_hidden_state`, after the final norm.
@@ -27,9 +27,9 @@ class EncoderOutput(NamedTuple):
 
 
 class Encoder(nnx.Module):
-    """Layers one after the other, then the final norm if there is one.
+    """A stack of layers, then the final norm if there is one.
 
-    Layers of one group (`num_hidden_groups`) are one module that runs several times.
+    The layers of a group (`num_hidden_groups`) are one module that runs several times.
     """
 
     def __init__(self, config: BertBlocksConfig) -> None:

@@ -1,4 +1,4 @@
-"""What stands between hidden states and a task's scores."""
+"""The layers between hidden states and the logits of a task."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def pool(x: Array, layout: RowLayout, kind: str) -> Array:
-    """One vector per sequence from its real tokens: the first ("cls"), their "mean" or "max"; 0 where there are none.
+    """Returns one vector per sequence: its first token ("cls"), or the "mean" or "max" of its real tokens.
 
-    `[rows, hidden]`, or `[rows, sequences, hidden]` of packed rows.
+    The shape is `[rows, hidden]`, or `[rows, sequences, hidden]` for packed rows. Empty sequences give 0.
     """
     members = layout.members  # [rows, sequences, length]
     counts = members.sum(-1)[..., None]
     if kind == "max":
-        # one sequence at a time: all at once would be sequences x length x hidden
+        # one sequence at a time: all at once would need sequences x length x hidden
         def highest(members: Array) -> Array:
             return jnp.where(members[..., None], x, lowest(x.dtype)).max(axis=1)
 
@@ -50,13 +50,13 @@ class Pooler(nnx.Module):
 
 
 class Frozen(nnx.Variable):
-    """A number that training leaves alone."""
+    """A parameter that is not trained."""
 
 
 class ContactHead(nnx.Module):
-    """Which residues of a protein touch, by logistic regression on attention weights (Rao et al., 2021).
+    """Predicts contacts of residues by logistic regression on attention weights (Rao et al., 2021).
 
-    It is fitted apart from the encoder, and so it is frozen.
+    It is fitted separately from the encoder, so it is frozen.
     """
 
     def __init__(self, num_maps: int) -> None:
@@ -67,14 +67,14 @@ class ContactHead(nnx.Module):
         """`[rows, maps, length, length]` and tokens to keep `[rows, length]` -> `[rows, length - 2, length - 2]`."""
         maps = (maps * (keep[:, None, :, None] & keep[:, None, None]))[..., 1:-1, 1:-1]
         maps = maps + maps.swapaxes(-1, -2)
-        # what two tokens have from seeing much in general is taken off (average product correction)
+        # average product correction: subtracts what two tokens have in common with all others
         total = jnp.maximum(maps.sum((-1, -2), keepdims=True), jnp.finfo(maps.dtype).tiny)
         maps = maps - maps.sum(-1, keepdims=True) * maps.sum(-2, keepdims=True) / total
         return jax.nn.sigmoid(jnp.einsum("m,rmij->rij", self.weight[0], maps) + self.bias)
 
 
 class DenseHead(nnx.Module):
-    """dropout -> dense -> activation -> norm, the first and last optional; `inner_size` puts a dense in front."""
+    """dropout -> dense -> activation -> norm; `inner_size` adds a dense layer with activation before."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class DenseHead(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Scores for the vocabulary, by a matrix of its own or, where that is tied, by the token embeddings."""
+    """Logits over the vocabulary, by its own matrix or, if tied, by the token embeddings."""
 
     def __init__(self, size: int, vocab_size: int, bias: bool, is_tied: bool) -> None:
         self.weight = None if is_tied else nnx.Param(jnp.zeros((vocab_size, size)))

@@ -1,4 +1,4 @@
-"""Matrices: linear layers and tables."""
+"""Linear layers, embedding tables and dropout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jax import Array
 
 
 class Linear(nnx.Module):
-    """A linear layer whose weight is `[out, in]` as torch stores it, so that files need no transposing.
+    """A linear layer whose weight is `[out, in]` as in torch, so files need no transposition.
 
-    `writes` marks one that adds to the residual stream or starts it, which nGPT normalises along its other side.
+    `writes` marks a layer whose output is or joins the residual stream; nGPT normalizes it along the other dimension.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, writes: bool = False) -> None:
@@ -25,14 +25,14 @@ class Linear(nnx.Module):
 
 
 class Table(nnx.Module):
-    """Rows by number. The row `padding`, if there is one, gets no gradient from being looked up."""
+    """An embedding table. The row `padding`, if set, gets no gradient from lookups."""
 
     def __init__(self, rows: int, size: int, padding: int | None = None) -> None:
         self.weight = nnx.Param(jnp.zeros((rows, size)))
         self.padding = padding
 
     def __call__(self, index: Array) -> Array:
-        """The rows; NaN for an index that is not in the table, which compiled code cannot refuse."""
+        """Returns rows, or NaN for an index outside of the table, because compiled code cannot raise errors."""
         rows = self.weight[...]
         found = rows[jnp.clip(index, 0, rows.shape[0] - 1)]
         if self.padding is not None:
@@ -42,7 +42,7 @@ class Table(nnx.Module):
 
 
 def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:
-    """Zeros for a share of the numbers, and the rest scaled up to make up for them; nothing without `rngs`."""
+    """Applies dropout; does nothing without `rngs`."""
     if rngs is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(rngs(), 1 - rate, x.shape)

@@ -1,4 +1,4 @@
-"""Normalisations over the hidden units of one token."""
+"""Norms over the hidden units of one token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Norm(nnx.Module):
-    """What norms have in common: a learned scale and, if wanted, a bias."""
+    """Base of all norms: a learned scale and an optional bias."""
 
     def __init__(self, size: int, eps: float, bias: bool) -> None:
         self.weight = nnx.Param(jnp.ones(size))
@@ -29,14 +29,14 @@ class Norm(nnx.Module):
 
 
 class LayerNorm(Norm):
-    """Mean and variance normalisation (Ba et al., 2016)."""
+    """Mean and variance normalization (Ba et al., 2016)."""
 
     def __call__(self, x: Array) -> Array:
-        return self.scaled(_standardised(upcast(x), self.eps), x.dtype)
+        return self.scaled(_standardize(upcast(x), self.eps), x.dtype)
 
 
 class RMSNorm(Norm):
-    """Root mean square normalisation (Zhang and Sennrich, 2019)."""
+    """Root mean square normalization (Zhang and Sennrich, 2019)."""
 
     def __call__(self, x: Array) -> Array:
         precise = upcast(x)
@@ -45,7 +45,7 @@ class RMSNorm(Norm):
 
 
 class GroupNorm(Norm):
-    """Normalises groups of one token's channels apart (Wu and He, 2018)."""
+    """Normalizes groups of one token's channels separately (Wu and He, 2018)."""
 
     def __init__(self, size: int, eps: float, bias: bool, num_groups: int) -> None:
         super().__init__(size, eps, bias)
@@ -53,11 +53,11 @@ class GroupNorm(Norm):
 
     def __call__(self, x: Array) -> Array:
         groups = upcast(x).reshape(*x.shape[:-1], self.num_groups, -1)
-        return self.scaled(_standardised(groups, self.eps).reshape(x.shape), x.dtype)
+        return self.scaled(_standardize(groups, self.eps).reshape(x.shape), x.dtype)
 
 
 class DynamicTanhNorm(Norm):
-    """weight * tanh(alpha x) + bias: no statistics at all (Zhu et al., 2025)."""
+    """weight * tanh(alpha x) + bias, without statistics (Zhu et al., 2025)."""
 
     def __init__(self, size: int, eps: float, bias: bool) -> None:
         super().__init__(size, eps, bias)
@@ -67,12 +67,12 @@ class DynamicTanhNorm(Norm):
         return self.scaled(jnp.tanh(self.alpha * x), x.dtype)
 
 
-def _standardised(x: Array, eps: float) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+def _standardize(x: Array, eps: float) -> Array:
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
 
 
-#: The norm of "deep" is a LayerNorm; what is deep about it is how a block scales its residual.
+#: "deep" is a LayerNorm too; blocks scale the residual with it.
 NORMS: dict[str, type[Norm]] = {
     "layer": LayerNorm,
     "deep": LayerNorm,
@@ -83,6 +83,6 @@ NORMS: dict[str, type[Norm]] = {
 
 
 def get_norm(config: BertBlocksConfig, size: int | None = None) -> Norm:
-    """The norm that a config names, over `hidden_size` units unless given another size."""
+    """Builds the norm that a config names, over `hidden_size` units unless another size is given."""
     options = {"num_groups": config.norm_num_groups} if config.norm_fn == "group" else {}
     return NORMS[config.norm_fn](size or config.hidden_size, config.norm_eps, config.norm_bias, **options)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LearnedPosition(nnx.Module):
-    """A table of vectors. RoBERTa and NeoBERT count from an offset; the row before it belongs to padding."""
+    """A learned table. RoBERTa and NeoBERT count from an offset; the row before it belongs to padding."""
 
     def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
         self.table = Table(num_positions, hidden_size, padding=offset - 1 if offset else None)
@@ -39,7 +39,7 @@ class LearnedPosition(nnx.Module):
 
 
 class SinusoidalPosition(nnx.Module):
-    """Sines on even units, cosines on odd ones (Vaswani et al., 2017); any length."""
+    """Sines on even units and cosines on odd ones (Vaswani et al., 2017), for any length."""
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size
@@ -61,19 +61,19 @@ EMBEDDING_POSITIONS: dict[str, Any] = {"learned": LearnedPosition, "sinusoidal":
 
 
 class BlockPosition(nnx.Module):
-    """How attention knows order: by turning queries and keys, or by a bias that depends on distance. This one: not."""
+    """How attention sees positions: it rotates queries and keys, or adds a bias. This base class does neither."""
 
     def rotate(self, q: Array, k: Array, layout: RowLayout) -> tuple[Array, Array]:
-        """Queries and keys `[rows, length, heads, d]`, turned."""
+        """Rotates queries and keys `[rows, length, heads, d]`."""
         return q, k
 
     def bias(self, distance: Array) -> Array | None:
-        """What to add to the scores of keys at `distance` = key - query: `[heads, *distance.shape]`."""
+        """Returns the bias on scores by `distance` = key - query: `[heads, *distance.shape]`."""
         return None
 
 
 class ALiBi(BlockPosition):
-    """Scores fall linearly with distance, at a rate of each head's own (Press et al., 2022)."""
+    """Scores fall linearly with distance, with a slope per head (Press et al., 2022)."""
 
     def __init__(self, num_heads: int) -> None:
         self.slopes = alibi_slopes(num_heads)
@@ -100,17 +100,17 @@ class T5Position(BlockPosition):
         return cls(config.num_attention_heads, buckets, reach)
 
     def bias(self, distance: Array) -> Array:
-        # all that is further away is in the last bucket of its side
+        # larger distances share the last bucket of their side
         reach, table = self.max_distance, self.table[...]
         buckets = relative_buckets(torch.arange(-reach, reach + 1), table.shape[0], reach).numpy()
         return jnp.moveaxis(table[jnp.asarray(buckets)[jnp.clip(distance, -reach, reach) + reach]], -1, 0)
 
 
 class RotaryPosition(BlockPosition):
-    """Rotary embedding (Su et al., 2021) with the torch side's frequencies, in all their forms."""
+    """Rotary embedding (Su et al., 2021) with all frequency scalings of the torch module."""
 
     def __init__(self, settings: dict[str, Any], interleaved: bool) -> None:
-        # as text, because what is no parameter must be comparable: compiled code is found by it
+        # text, because static attributes must be comparable: they are part of the key of compiled code
         self.settings = json.dumps(settings)
         self.rotary_dim = int(settings["head_dim"] * settings["partial_factor"])
         self.interleaved = interleaved
@@ -128,14 +128,14 @@ class RotaryPosition(BlockPosition):
         return cls(settings, config.rope_interleaved)
 
     def angles(self, layout: RowLayout) -> tuple[Array, float]:
-        """Of every token and pair, `[rows, length, pairs]`, and the factor on their sines and cosines."""
+        """Returns the angles `[rows, length, pairs]` and the factor on their sines and cosines."""
         settings = json.loads(self.settings)
         rotary = TorchRotary(**{**settings, "frequency_dtype": getattr(torch, settings["frequency_dtype"])})
         frequencies, factor = rotary.frequencies()
         positions, length = layout.positions[..., None].astype(jnp.float32), layout.positions.shape[1]
         if length <= rotary.longest_unchanged():
             return positions * jnp.asarray(frequencies.numpy()), factor
-        # a row of frequencies for every length that a sequence may have
+        # frequencies depend on the length of the sequence, so there is a row for every length
         unchanged = int(rotary.longest_unchanged())
         longer = [rotary.frequencies(number)[0].numpy() for number in range(unchanged + 1, length + 1)]
         rows = jnp.asarray(np.stack([*[frequencies.numpy()] * (unchanged + 1), *longer]))
@@ -144,17 +144,17 @@ class RotaryPosition(BlockPosition):
     def rotate(self, q: Array, k: Array, layout: RowLayout) -> tuple[Array, Array]:
         angles, factor = self.angles(layout)
         cos, sin = (jnp.cos(angles) * factor)[:, :, None], (jnp.sin(angles) * factor)[:, :, None]
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def _turn(self, x: Array, cos: Array, sin: Array) -> Array:
+    def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
         part, rest = upcast(x[..., : self.rotary_dim]), x[..., self.rotary_dim :]
         if self.interleaved:
             a, b = part[..., 0::2], part[..., 1::2]
-            turned = jnp.stack((a * cos - b * sin, b * cos + a * sin), axis=-1).reshape(part.shape)
+            rotated = jnp.stack((a * cos - b * sin, b * cos + a * sin), axis=-1).reshape(part.shape)
         else:
             a, b = jnp.split(part, 2, axis=-1)
-            turned = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
-        return jnp.concatenate((turned.astype(x.dtype), rest), axis=-1)
+            rotated = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+        return jnp.concatenate((rotated.astype(x.dtype), rest), axis=-1)
 
 
 BLOCK_POSITIONS: dict[str, Any] = {"alibi": ALiBi, "t5": T5Position, "rope": RotaryPosition}
@@ -167,13 +167,13 @@ def get_embedding_position(config: BertBlocksConfig) -> LearnedPosition | Sinuso
 
 
 def get_shared_position(config: BertBlocksConfig) -> T5Position | None:
-    """The one table that all layers of kind "t5" refer to, if there are such layers and they share it."""
+    """Returns the table that all layers of kind "t5" share, or None."""
     kinds = {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)}
     return T5Position.from_config(config, False) if config.relative_attention_shared and "t5" in kinds else None
 
 
 def get_block_position(config: BertBlocksConfig, is_local: bool) -> BlockPosition | None:
-    """A layer's own position; None where the encoder's shared one is its."""
+    """Returns the position of a layer, or None if it uses the shared one of the encoder."""
     if config.block_pos_enc_kind == "none":
         return BlockPosition()
     if config.block_pos_enc_kind == "t5" and config.relative_attention_shared:

@@ -1,4 +1,4 @@
-"""Masked softmax over the keys that a query sees: all at once, or a few queries at a time."""
+"""Masked softmax attention, for all queries at once or for blocks of queries."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.position import BlockPosition
 from bertblocks.flax.numerics import lowest
 
-#: Queries that go together where not all are computed at once.
+#: The number of queries in a block.
 BLOCK_SIZE = 64
-#: Scores of one row that may be held at once.
+#: The largest number of scores of one row that are held at once.
 MAX_SCORES = 2**26
 
 
-class Tokens(NamedTuple):
-    """Where some tokens of every row stand."""
+class TokenLocations(NamedTuple):
+    """The location of some tokens of every row."""
 
     columns: Array  # [tokens]
     segment_ids: Array  # [rows, tokens]
-    #: Of each within its sequence.
-    places: Array  # [rows, tokens]
+    #: The index of each token within its sequence.
+    indexes: Array  # [rows, tokens]
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Attention of one layer: who sees whom, with what scale, and how much is dropped out."""
+    """The attention of one layer: its pattern, scale and dropout."""
 
     position: BlockPosition
-    #: Keys at a distance of at most this are seen; None: all keys of the sequence.
+    #: The largest distance of a key that a query attends to; None: all keys of the sequence.
     half_window: int | None
-    #: The first tokens of a sequence, which see all of it and are seen by all of it, whatever the window.
+    #: The first tokens of a sequence attend to all others, and all others to them, regardless of the window.
     num_global_tokens: int
     scale: float
     dropout: float
 
-    def visible(self, queries: Tokens, keys: Tokens) -> Array:
-        """Which keys each query sees: `[rows, queries, keys]`."""
+    def visible(self, queries: TokenLocations, keys: TokenLocations) -> Array:
+        """Returns the keys that each query attends to: `[rows, queries, keys]`."""
         seen = (queries.segment_ids[:, :, None] == keys.segment_ids[:, None]) & (keys.segment_ids > 0)[:, None]
         if self.half_window is None:
             return seen
         near = jnp.abs(queries.columns[:, None] - keys.columns) <= self.half_window
         if self.num_global_tokens:
-            is_global = queries.places[:, :, None] < self.num_global_tokens
-            near = near | is_global | (keys.places[:, None] < self.num_global_tokens)
+            is_global = queries.indexes[:, :, None] < self.num_global_tokens
+            near = near | is_global | (keys.indexes[:, None] < self.num_global_tokens)
         return seen & near
 
     def attend(
@@ -56,18 +56,18 @@ class Softmax:
         q: Array,  # [rows, queries, kv_heads, heads per kv_head, d]
         k: Array,  # [rows, keys, kv_heads, d]
         v: Array,
-        queries: Tokens,
-        keys: Tokens,
+        queries: TokenLocations,
+        keys: TokenLocations,
         dropout_key: Array | None,
     ) -> tuple[Array, Array]:
-        """The values, in the shape of q, and the weights `[rows, kv_heads, heads per kv_head, queries, keys]`."""
+        """Returns the output, shaped like q, and the weights `[rows, kv_heads, heads per kv_head, queries, keys]`."""
         scores = jnp.einsum("rqghd,rkgd->rghqk", q, k, preferred_element_type=jnp.float32) * self.scale
         bias = self.position.bias(keys.columns - queries.columns[:, None])
         if bias is not None:
             scores = scores + bias.reshape(*scores.shape[1:])
         seen = self.visible(queries, keys)[:, None, None]
         scores = jnp.where(seen, scores, lowest(scores.dtype))
-        # a query that sees nothing gets 0
+        # a query without keys gets 0
         weights = jnp.where(seen, jax.nn.softmax(scores), 0.0).astype(q.dtype)
         dropped = weights
         if dropout_key is not None and self.dropout:
@@ -76,17 +76,17 @@ class Softmax:
         return jnp.einsum("rghqk,rkgd->rqghd", dropped, v), weights
 
     def reach(self) -> int | None:
-        """How far keys may be away on either side; None where they may be anywhere."""
+        """Returns the largest distance of a key on either side; None if it is not limited."""
         return None if self.num_global_tokens else self.half_window
 
     def goes_by_blocks(self, length: int, heads: int) -> bool:
-        """Where a window hides most keys, or where all scores would not fit."""
+        """Whether a window excludes most keys, or all scores would not fit."""
         reach = self.reach()
         is_narrow = reach is not None and length > 2 * (BLOCK_SIZE + 2 * reach)
         return is_narrow or heads * length * length > MAX_SCORES
 
     def attend_by_blocks(self, q: Array, k: Array, v: Array, layout: RowLayout, dropout_key: Array | None) -> Array:
-        """Blocks of queries, each against the keys within its reach, recomputed in the backward pass."""
+        """Attends in blocks of queries, each to the keys in its reach; the backward pass recomputes them."""
         length, heads = q.shape[1], q.shape[2] * q.shape[3]
         blocks = -(-length // BLOCK_SIZE)
         reach = self.reach()
@@ -102,8 +102,8 @@ class Softmax:
             first = jnp.zeros_like(start) if reach is None else start
             q_block, segments_block, index_block = (_cut(x, start, BLOCK_SIZE) for x in (q, segment_ids, index))
             k_slab, v_slab, segments_slab, index_slab = (_cut(x, first, width) for x in (k, v, key_segments, key_index))
-            queries = Tokens(start + jnp.arange(BLOCK_SIZE), segments_block, index_block)
-            keys = Tokens(first - margin + jnp.arange(width), segments_slab, index_slab)
+            queries = TokenLocations(start + jnp.arange(BLOCK_SIZE), segments_block, index_block)
+            keys = TokenLocations(first - margin + jnp.arange(width), segments_slab, index_slab)
             return self.attend(q_block, k_slab, v_slab, queries, keys, key)[0]
 
         starts = jnp.arange(blocks) * BLOCK_SIZE
@@ -118,13 +118,13 @@ class Softmax:
         length, heads = q.shape[1], q.shape[2] * q.shape[3]
         if not output_weights and self.goes_by_blocks(length, heads):
             return self.attend_by_blocks(q, k, v, layout, dropout_key), None
-        tokens = Tokens(jnp.arange(length), layout.segment_ids, layout.index)
+        tokens = TokenLocations(jnp.arange(length), layout.segment_ids, layout.index)
         attended, weights = self.attend(q, k, v, tokens, tokens, dropout_key)
         return attended, weights.reshape(-1, heads, length, length) if output_weights else None
 
 
 def _pad(x: Array, before: int, after: int) -> Array:
-    """Zeros around the second axis."""
+    """Pads the second axis with zeros."""
     return jnp.pad(x, ((0, 0), (before, after), *((0, 0),) * (x.ndim - 2)))
 
 
