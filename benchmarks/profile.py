@@ -31,7 +31,7 @@ PARTS = {
         "aten::softmax",
     ),
     "activations and gates": ("aten::gelu", "aten::gelu_", "aten::silu", "aten::mul", "aten::mul_"),
-    "rotary positions": ("aten::addcmul_", "Rotation"),
+    "rotary positions": ("aten::addcmul_", "RotaryFunction"),
     "norms and residuals": ("aten::native_layer_norm", "aten::add", "aten::add_", "aten::rms_norm"),
     "copies": ("aten::copy_", "aten::index", "aten::index_select", "aten::cat", "aten::_index_put_impl_"),
 }

@@ -937,8 +937,8 @@ def test_a_users_backend_computes_the_attention_of_every_layer(registries):
 
     @register_backend("nobody")
     class Nobody(AttentionBackend):
-        def attend(self, q, k, v, layout, pattern, scale, dropout):
-            calls.append((tuple(q.shape), scale, dropout))
+        def attend(self, q, k, v, context):
+            calls.append((tuple(q.shape), context.scale, context.dropout))
             return torch.zeros_like(q)
 
     model = BertBlocksModel(tiny_config(attention_backend="nobody", norm_pos="none", final_norm=True)).eval()

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from bertblocks import BertBlocksModel
-from bertblocks.nn.backends import AttentionPattern, CpuBackend, EagerBackend, FlashBackend, SdpaBackend, get_backend
+from bertblocks.nn.attention import ForwardContext
+from bertblocks.nn.backends import (
+    AttentionContext,
+    AttentionPattern,
+    CpuBackend,
+    EagerBackend,
+    FlashBackend,
+    SdpaBackend,
+    get_backend,
+)
 from bertblocks.nn.backends import cpu as cpu_module
 from bertblocks.nn.backends import flash as flash_module
 from bertblocks.nn.backends import sdpa as sdpa_module
@@ -46,14 +55,14 @@ PATTERNS = {
 def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monkeypatch):
     if "blocks" in backend:
         monkeypatch.setattr(SdpaBackend, "block_size", 3)  # beyond two slabs of keys from 22 tokens on
-    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 24)  # beyond it a global sequence is the fused kernel's
+    monkeypatch.setattr(cpu_module, "LONGEST_CHUNK", 24)  # beyond it a global sequence is the fused kernel's
     lengths = [29, 1, 0, 9, 24]
     layout = layouts(lengths)[kind]
     options = PATTERNS[pattern]
     q, k, v = flat_qkv(layout.positions.shape[0])
     position = ALiBi(HEADS) if with_alibi else BlockPosition()
     chosen = {"eager": EagerBackend, "sdpa": SdpaBackend, "cpu": CpuBackend}[backend.split()[0]]()
-    out = chosen.attend(q, k, v, layout, AttentionPattern(position=position, **options), 0.4, 0.0)
+    out = chosen.attend(q, k, v, AttentionContext(layout, AttentionPattern(position=position, **options), 0.4, 0.0))
     slopes = alibi_slopes(HEADS) if with_alibi else None
     for row, length in enumerate(lengths):
         start = row * max(lengths) if kind == "padded" else sum(lengths[:row])
@@ -71,7 +80,7 @@ def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
     layout = SequenceLayout.from_mask(mask, unpad=False)
     q, k, v = (x.requires_grad_() for x in flat_qkv(60))
     with_alibi = AttentionPattern(position=ALiBi(HEADS), **PATTERNS[pattern])
-    out = backend.attend(q, k, v, layout, with_alibi, 0.4, 0.0)
+    out = backend.attend(q, k, v, AttentionContext(layout, with_alibi, 0.4, 0.0))
     out.sum().backward()
     assert torch.equal(out[30:], torch.zeros_like(out[30:]))
     for x in (out, q.grad, k.grad, v.grad):
@@ -90,7 +99,7 @@ def test_local_layers_of_long_sequences_go_by_blocks(backend):
         largest = LargestTensor()
         with largest, torch.no_grad():
             q = torch.randn(length, 1, 8)
-            backend.attend(q, q, q, layout, pattern, 0.4, 0.0)
+            backend.attend(q, q, q, AttentionContext(layout, pattern, 0.4, 0.0))
         sizes.append(largest.numel)
     assert sizes[1] <= 2.1 * sizes[0]
 
@@ -107,18 +116,18 @@ def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together,
     """Forward and gradients, with and without autograd, in double precision."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
     monkeypatch.setattr(cpu_module, "LONGEST_ROW", together)
-    monkeypatch.setattr(cpu_module, "LONGEST_PIECE", 20)
+    monkeypatch.setattr(cpu_module, "LONGEST_CHUNK", 20)
     layout = SequenceLayout.from_shape(rows, length, torch.device("cpu"))
     qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
     weight = torch.randn(rows * length, HEADS, SIZE, dtype=torch.float64)
     options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
     results = []
     for backend in (EagerBackend(), CpuBackend()):
-        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        out = backend.attend(*qkv, AttentionContext(layout, options, 0.4, 0.0))
         results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
     with torch.no_grad():
         results[0].append(results[0][0])
-        results[1].append(CpuBackend().attend(*qkv, layout, options, 0.4, 0.0))
+        results[1].append(CpuBackend().attend(*qkv, AttentionContext(layout, options, 0.4, 0.0)))
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
 
@@ -128,7 +137,7 @@ def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together,
 def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_alibi, monkeypatch):
     """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
-    monkeypatch.setattr(cpu_module, "TOKENS_TOGETHER", together)
+    monkeypatch.setattr(cpu_module, "MAX_JOINED_TOKENS", together)
     lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
     layout = SequenceLayout.from_cu_seqlens(F.pad(lengths.cumsum(0), (1, 0)), (int(lengths.sum()),))
     qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
@@ -136,7 +145,7 @@ def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_al
     options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
     results = []
     for backend in (EagerBackend(), CpuBackend()):
-        out = backend.attend(*qkv, layout, options, 0.4, 0.0)
+        out = backend.attend(*qkv, AttentionContext(layout, options, 0.4, 0.0))
         results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
@@ -158,9 +167,11 @@ def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
     layout = layouts([29, 9])["ragged"]
     q, k, v = flat_qkv(38)
     pattern = AttentionPattern(position=ALiBi(HEADS))
-    whole = SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0)
-    monkeypatch.setattr(sdpa_module, "MAX_BIAS_NUMBERS", HEADS * 29 * 5)
-    torch.testing.assert_close(SdpaBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), whole, atol=1e-6, rtol=1e-6)
+    whole = SdpaBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.0))
+    monkeypatch.setattr(sdpa_module, "MAX_BIAS_ELEMENTS", HEADS * 29 * 5)
+    torch.testing.assert_close(
+        SdpaBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.0)), whole, atol=1e-6, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
@@ -170,7 +181,9 @@ def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
     tokens = layout.positions.shape[0]
     q, k = torch.zeros(tokens, HEADS, SIZE), torch.zeros(tokens, HEADS, SIZE)
     v = torch.ones(tokens, HEADS, SIZE)
-    draws = torch.stack([backend.attend(q, k, v, layout, AttentionPattern(), 1.0, 0.5)[0] for _ in range(400)])
+    draws = torch.stack(
+        [backend.attend(q, k, v, AttentionContext(layout, AttentionPattern(), 1.0, 0.5))[0] for _ in range(400)]
+    )
     assert draws.std() > 0.1
     # the mean of 1600 sums of 12 weights of 1/12, each kept half of the time and doubled: sd 1 / sqrt(12 * 1600)
     assert abs(draws[:, :, 0].mean() - 1) < 5 / (12 * 1600) ** 0.5
@@ -213,8 +226,10 @@ def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pat
     layout = layouts(lengths)["ragged"]
     q, k, v = flat_qkv(sum(lengths))
     pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
-    out = FlashBackend().attend(q, k, v, layout, pattern, 0.4, 0.25)
-    torch.testing.assert_close(out, EagerBackend().attend(q, k, v, layout, pattern, 0.4, 0.0), atol=2e-6, rtol=1e-5)
+    out = FlashBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.25))
+    torch.testing.assert_close(
+        out, EagerBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.0)), atol=2e-6, rtol=1e-5
+    )
     assert flash_on_cpu == [0.25]
 
 
@@ -237,7 +252,7 @@ HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
         ({"dtype": torch.float32}, "the model is in float32 and flash-attn needs float16 or bfloat16"),
         ({"layout": SequenceLayout.from_mask(HOLES)}, "the batch keeps its padding"),
         ({"half_window": 4, "num_global_tokens": 2}, "a local layer has num_global_tokens"),
-        ({"position": OwnBias()}, "knows no bias but ALiBi, not OwnBias"),
+        ({"position": OwnBias()}, "supports no bias except ALiBi, and the layer has OwnBias"),
     ],
 )
 def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(options, reason, monkeypatch):
@@ -271,9 +286,9 @@ def test_flash_asked_for_without_cuda_is_a_clear_error():
 class Witness(EagerBackend):
     """Notes in which precision it is asked."""
 
-    def attend(self, q, k, v, *options):
+    def attend(self, q, k, v, context):
         self.seen = (q.dtype, k.dtype, v.dtype, torch.is_autocast_enabled("cpu"))
-        return super().attend(q, k, v, *options)
+        return super().attend(q, k, v, context)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -284,12 +299,12 @@ def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_
     model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
     attention, witness = model.encoder.layers[0].attention, Witness()
     x, layout = torch.randn(6, 32), SequenceLayout.from_shape(2, 3, torch.device("cpu"))
-    expected, _ = attention(x, layout, EagerBackend())
+    expected, _ = attention(x, ForwardContext(layout, EagerBackend()))
     if not is_cast:
         attention, x = attention.bfloat16(), x.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
-        out, _ = attention(x, layout, witness)
-        _, weights = attention(x, layout, witness, output_weights=True)
+        out, _ = attention(x, ForwardContext(layout, witness))
+        _, weights = attention(x, ForwardContext(layout, witness, output_weights=True))
     assert witness.seen == (*[torch.bfloat16 if has_units else torch.float32] * 3, is_cast and has_units)
     assert out.dtype == torch.bfloat16
     assert {weight.dtype for weight in weights} == {torch.bfloat16}

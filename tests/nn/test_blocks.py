@@ -27,9 +27,11 @@ from bertblocks.models import masked_lm as masked_lm_file
 from bertblocks.nn import mlp as mlp_file
 from bertblocks.nn import norm as norm_file
 from bertblocks.nn.activation import get_activation
+from bertblocks.nn.attention import ForwardContext
 from bertblocks.nn.backends import EagerBackend
-from bertblocks.nn.block import NGPTBlock, get_block
+from bertblocks.nn.block import get_block
 from bertblocks.nn.mlp import get_mlp
+from bertblocks.nn.ngpt import NGPTBlock
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.ops import liger as kernels
 from bertblocks.nn.position import ALiBi, BlockPosition, RotaryPosition, SinusoidalPosition, alibi_slopes
@@ -132,7 +134,7 @@ def build_block(**options) -> tuple[nn.Module, Tensor, SequenceLayout]:
 
 
 def attend(block: nn.Module, layout: SequenceLayout):
-    return lambda x: block.attention(x, layout, EagerBackend())[0]
+    return lambda x: block.attention(x, ForwardContext(layout, EagerBackend()))[0]
 
 
 @pytest.mark.parametrize("norm_pos", WIRING)
@@ -142,7 +144,7 @@ def test_a_block_wires_its_norms_as_the_config_says(norm_pos):
     first, second = block.attention_residual, block.mlp_residual
     middle = wire(x, attend(block, layout), first.pre_norm, first.post_norm)
     expected = wire(middle, block.mlp, second.pre_norm, second.post_norm)
-    torch.testing.assert_close(block(x, layout, EagerBackend())[0], expected)
+    torch.testing.assert_close(block(x, ForwardContext(layout, EagerBackend()))[0], expected)
     norms = [module for module in block.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 2 * NORMS_PER_SUBLAYER[norm_pos]
 
@@ -153,7 +155,7 @@ def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos):
     residual = block.attention_residual
     attention = attend(block, layout)
     both = WIRING[norm_pos](x, lambda y: attention(y) + block.mlp(y), residual.pre_norm, residual.post_norm)
-    torch.testing.assert_close(block(x, layout, EagerBackend())[0], both)
+    torch.testing.assert_close(block(x, ForwardContext(layout, EagerBackend()))[0], both)
     norms = [module for module in block.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == NORMS_PER_SUBLAYER[norm_pos]
 
@@ -164,7 +166,7 @@ def test_deepnet_scales_its_residual_stream():
     alpha = (2 * 5) ** 0.25
     middle = block.attention_residual.post_norm(alpha * x + attend(block, layout)(x))
     expected = block.mlp_residual.post_norm(alpha * middle + block.mlp(middle))
-    torch.testing.assert_close(block(x, layout, EagerBackend())[0], expected)
+    torch.testing.assert_close(block(x, ForwardContext(layout, EagerBackend()))[0], expected)
 
 
 @pytest.mark.parametrize(("norm_pos", "has_final"), [("pre", True), ("sandwich", True), ("post", False)])
@@ -174,7 +176,7 @@ def test_an_encoder_ends_in_a_norm_where_its_blocks_do_not(norm_pos, has_final):
     ids = torch.tensor([[5, 6, 7]])
     out = model(ids)
     layer_out = model.encoder.layers[0](
-        model.embedding(ids[0], None, None, torch.arange(3)), one_sequence(3), EagerBackend()
+        model.embedding(ids[0], None, None, torch.arange(3)), ForwardContext(one_sequence(3), EagerBackend())
     )[0]
     expected = model.encoder.final_norm(layer_out) if has_final else layer_out
     assert (model.encoder.final_norm is not None) == has_final
@@ -307,12 +309,12 @@ def test_attention_drops_weights_in_training_only_and_its_output_after_the_proje
     rates = []
 
     class Recording(EagerBackend):
-        def attend(self, q, k, v, layout, pattern, scale, dropout):
-            rates.append(dropout)
+        def attend(self, q, k, v, context):
+            rates.append(context.dropout)
             return torch.ones_like(q)
 
     for training in (True, False):
-        out, _ = block.attention.train(training)(x, layout, Recording())
+        out, _ = block.attention.train(training)(x, ForwardContext(layout, Recording()))
         expected = 2.0 * (block.attention.out.weight.sum(1) + block.attention.out.bias)
         torch.testing.assert_close(out, expected.expand(6, 32))
     assert rates == [0.4, 0.0]
@@ -802,7 +804,7 @@ def test_an_ngpt_block_walks_on_the_unit_sphere():
     """The formulas of NeoBERT's nGPT, except that the gate is the first half here as in every GLU."""
     block, x, layout = build_block(ngpt=True, block_pos_enc_kind="rope")
     assert isinstance(block, NGPTBlock)
-    out = block(x, layout, EagerBackend())[0]
+    out = block(x, ForwardContext(layout, EagerBackend()))[0]
     attention, mlp = block.attention, block.mlp
     q, k, v = (y.view(6, 4, 8) for y in attention.qkv(x).chunk(3, dim=-1))
     scale = (attention.sqk / BASE).view(4, 8)

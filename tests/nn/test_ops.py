@@ -12,9 +12,9 @@ from bertblocks.nn import mlp as mlp_module
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.mlp import GLU, MLP
-from bertblocks.nn.ops import attention, cross_entropy, rotation
+from bertblocks.nn.ops import attention, cross_entropy, rotary
 from bertblocks.nn.ops import linear as linear_module
-from bertblocks.nn.ops.attention import AttentionChunk, Group, attend_pieces
+from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 from bertblocks.nn.ops.dropout import dropout
 from bertblocks.nn.ops.linear import POST_OPERATIONS, OneDnnLinear, linear, runs_on_onednn
 from bertblocks.nn.position import RotaryPosition
@@ -80,7 +80,7 @@ def test_linear_leaves_to_torch_what_it_cannot_do(onednn, case):
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", [*POST_OPERATIONS, "tanh"])
 def test_fused_feed_forward_equals_the_plain_one(onednn, activation, mlp_class, with_bias, monkeypatch):
-    monkeypatch.setattr(mlp_module, "FUSED_GLU_ROWS", 9)
+    monkeypatch.setattr(mlp_module, "FUSED_GLU_TOKENS", 9)
     options = {"in_bias": with_bias, "out_bias": True, "dropout": 0.0, "out_dropout": 0.0}
     mlp = mlp_class(12, 10, activation, **options).eval()
     x = torch.randn(9, 12)
@@ -106,14 +106,14 @@ def test_layers_that_are_wrapped_or_replaced_are_touched():
     assert not is_untouched(layer)
 
 
-# ---------------------------------------------------------------------- rotation
+# ---------------------------------------------------------------------- rotary
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 @pytest.mark.parametrize("rows", [2, 1024])
 def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, interleaved, monkeypatch):
-    monkeypatch.setattr(rotation, "ROWS", rows)
+    monkeypatch.setattr(rotary, "TOKENS_AT_ONCE", rows)
     x = torch.randn(5, 3, 8, dtype=torch.float64, requires_grad=True)
     pairs = int(8 * partial) // 2
     angles = torch.randn(5, 1, pairs, dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, int
     cos[..., firsts] = cos[..., seconds] = angles.cos()
 
     def turn(x):
-        return rotation.Rotation.apply(x, cos, angles.sin(), interleaved)
+        return rotary.RotaryFunction.apply(x, cos, angles.sin(), interleaved)
 
     as_complex = torch.complex(x[..., firsts], x[..., seconds]) * torch.exp(1j * angles)
     expected = x.detach().clone()
@@ -143,15 +143,15 @@ def test_rope_in_half_precision_is_computed_in_fp32():
     torch.testing.assert_close(position.rotate(q, q, layout)[0], position.rotate(q.float(), q, layout)[0].bfloat16())
 
 
-# ---------------------------------------------------------------------- attention by pieces
+# ---------------------------------------------------------------------- attention in chunks
 
 
-def pieces_of_six_tokens(kind: str) -> list[AttentionChunk | Group]:
+def chunks_of_six_tokens(kind: str) -> list[Chunk]:
     mask = torch.randn(1, 3, 3, dtype=torch.float64)
     if kind == "shared keys":
         return [AttentionChunk(slice(0, 3), slice(0, 5)), AttentionChunk(slice(3, 6), slice(2, 5), mask)]
     if kind == "rectangle":
-        return [Group(slice(0, 6), rows=2, length=3, mask=mask)]
+        return [SequenceBatch(slice(0, 6), rows=2, length=3, mask=mask)]
     # a sequence of 2 and one of 3 tokens, then one of 1
     apart = torch.block_diag(torch.ones(2, 2), mask[0].exp()).double().log()[None]
     return [AttentionChunk(slice(0, 5), slice(0, 5), apart), AttentionChunk(slice(5, 6), slice(5, 6))]
@@ -159,14 +159,14 @@ def pieces_of_six_tokens(kind: str) -> list[AttentionChunk | Group]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_attention_by_pieces_has_right_gradients(kind, dropout, monkeypatch):
-    """Pieces that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
+def test_attention_in_chunks_has_right_gradients(kind, dropout, monkeypatch):
+    """Chunks that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    pieces = pieces_of_six_tokens(kind)
+    chunks = chunks_of_six_tokens(kind)
 
     def attend(*qkv):
         torch.manual_seed(0)  # the same weights are dropped at every call
-        return attend_pieces(*qkv, pieces, 0.7, dropout)
+        return attend_chunks(*qkv, chunks, 0.7, dropout)
 
     for drawn_at_once in (1, 2**20):
         monkeypatch.setattr(attention, "DRAWN_AT_ONCE", drawn_at_once)
@@ -177,11 +177,11 @@ def test_attention_by_pieces_has_right_gradients(kind, dropout, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_dropout_of_pieces_drops_at_its_rate_and_keeps_the_mean(kind):
+def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind):
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
-    pieces = pieces_of_six_tokens(kind)
-    expected = attend_pieces(q, k, v, pieces, 0.7)
-    draws = torch.stack([attend_pieces(q, k, v, pieces, 0.7, 0.3) for _ in range(4000)])
+    chunks = chunks_of_six_tokens(kind)
+    expected = attend_chunks(q, k, v, chunks, 0.7)
+    draws = torch.stack([attend_chunks(q, k, v, chunks, 0.7, 0.3) for _ in range(4000)])
     deviation = draws.std(dim=0) / math.sqrt(len(draws))
     assert ((draws.mean(dim=0) - expected).abs() <= 5 * deviation).all()
     if kind == "joined":  # the last token sees itself alone: it is dropped or made 1 / 0.7 as large

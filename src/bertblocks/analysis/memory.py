@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.attention import Attention
-from bertblocks.nn.backends import AttentionBackend, AttentionPattern
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.backends import AttentionBackend, AttentionContext
 from bertblocks.nn.position import RotaryPosition
 
 #: The share of tokens that reach the masked-LM head in training, as in ModernBERT's recipe.
@@ -113,16 +113,7 @@ class _Fused(torch.autograd.Function):
 
 
 class _FusedBackend(AttentionBackend):
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         return _Fused.apply(q, k, v)
 
 
@@ -134,8 +125,8 @@ def _fused_attention(model: BertBlocksPreTrainedModel) -> Iterator[None]:
     """
 
     def swap(module: nn.Module, args: tuple) -> tuple:
-        x, layout, _, *rest = args
-        return (x, layout, _FusedBackend(), *rest)
+        x, context, *rest = args
+        return (x, replace(context, backend=_FusedBackend()), *rest)
 
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     rotations = [module for module in model.modules() if isinstance(module, RotaryPosition)]

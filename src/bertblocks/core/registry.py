@@ -1,4 +1,4 @@
-"""Named building blocks: what a config may name, and how a user adds a name of their own."""
+"""Registries of the building blocks that a config can name and users can extend."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Block = TypeVar("Block")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint such as `` (did you mean 'rms'?)``, or an empty string when nothing is close."""
+    """Return a hint such as `` (did you mean 'rms'?)``, or an empty string if nothing is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 class Registry(Generic[Block]):
-    """The blocks that one config key can name."""
+    """The building blocks that one config key can name."""
 
     def __init__(self, key: str, reserved: tuple[str, ...] = ()) -> None:
         self.key = key
@@ -24,12 +24,12 @@ class Registry(Generic[Block]):
         self._blocks: dict[str, Block] = {}
 
     def register(self, name: str) -> Callable[[Block], Block]:
-        """Decorator that makes a block nameable; a name is given once."""
+        """Decorator that registers a block under a name that is not taken."""
 
         def add(block: Block) -> Block:
             if name in self._blocks or name in self.reserved:
                 owner = self._blocks.get(name, "BertBlocks")
-                raise ValueError(f"{self.key}: the name {name!r} is taken by {owner!r}; choose another.")
+                raise ValueError(f"{self.key}: the name {name!r} is taken by {owner!r}; choose another one.")
             self._blocks[name] = block
             return block
 

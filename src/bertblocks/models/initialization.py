@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init  # skips weights that were loaded
 
-from bertblocks.nn.block import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
 from bertblocks.nn.head import ContactHead
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.mlp import NGPTMLP
+from bertblocks.nn.ngpt import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
 from bertblocks.nn.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
 from bertblocks.nn.position import T5Position
 

@@ -1,1 +1,1 @@
-"""Tensors only: the layout of a batch, the blocks of an encoder, attention backends, and fused operations."""
+"""Tensors only: batch layouts, the building blocks of an encoder, attention backends, and fused operations."""

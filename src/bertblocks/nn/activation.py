@@ -1,4 +1,4 @@
-"""Activations: every one that transformers knows, and those a user registers."""
+"""Activations: all of transformers' and those a user registers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
 
 
 def register_activation(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
-    """Decorator that names an activation of one's own: a module class, or a function that makes the module."""
+    """Decorator that registers an activation: a module class, or a function that builds the module."""
     if name in ACT2CLS:
-        raise ValueError(f"hidden_act: the name {name!r} is taken by transformers; choose another.")
+        raise ValueError(f"hidden_act: the name {name!r} is taken by transformers; choose another one.")
     return ACTIVATIONS.register(name)
 
 
@@ -24,10 +24,10 @@ def activation_names() -> list[str]:
 
 
 def get_activation(name: str) -> nn.Module:
-    """A fresh activation module by name."""
+    """Build an activation module by name."""
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]()
     if name not in ACT2CLS:
         known = activation_names()
-        raise KeyError(f"{name!r} is no activation{nearest(name, known)}; known are {', '.join(known)}.")
+        raise KeyError(f"{name!r} is not an activation{nearest(name, known)}; choose one of {', '.join(known)}.")
     return ACT2FN[name]

@@ -1,27 +1,42 @@
-"""Self-attention: projections, query/key normalisation and rotation around a backend."""
+"""Self-attention: projections, query/key normalisation and positions around a backend."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bertblocks.nn.backends.base import AttentionBackend, AttentionPattern
+from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import RMSNorm
 from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import not_cast
-from bertblocks.nn.position import BlockPosition
+from bertblocks.nn.position import BlockPosition, get_block_position
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardContext:
+    """What all layers share in one forward pass."""
+
+    layout: SequenceLayout
+    backend: AttentionBackend
+    #: Return attention weights as well, which takes the eager backend.
+    output_weights: bool = False
 
 
 class Attention(nn.Module):
     """Multi-head attention with grouped key/value heads over flat tokens.
 
-    `qk_norm_eps` asks for a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023).
+    `qk_norm_eps` turns on a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023).
     """
 
     def __init__(
@@ -47,7 +62,7 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         if position.is_shared:
-            object.__setattr__(self, "position", position)  # the encoder's, and so no module of this one
+            object.__setattr__(self, "position", position)  # the encoder owns it, so it must not be a submodule here
         else:
             self.position = position
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
@@ -55,21 +70,16 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
-    def place(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Normalises queries and keys and gives them their positions."""
+    def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """Normalise queries and keys and encode their positions."""
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         return self.position.rotate(q, k, layout)
 
     def forward(
-        self,
-        x: Tensor,
-        layout: SequenceLayout,
-        backend: AttentionBackend,
-        output_weights: bool = False,
-        rows: Tensor | None = None,
+        self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """For all tokens or, with `rows`, for those; and every sequence's weights if asked for."""
+        """Return the output of all tokens or of `token_indices`, and every sequence's weights if the context asks."""
         qkv = self.qkv(x)
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
         if in_fp32:
@@ -78,16 +88,17 @@ class Attention(nn.Module):
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        q, k = (one.to(v.dtype) for one in self.place(q, k, layout))
-        options = (layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
+        q, k = (x.to(v.dtype) for x in self.apply_positions(q, k, context.layout))
+        call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():
-            if output_weights:
-                attended, weights = EagerBackend().attend_with_weights(q, k, v, *options)
-                weights = [one.to(dtype) for one in weights]
+            if context.output_weights:
+                attended, weights = EagerBackend().attend_with_weights(q, k, v, call)
+                weights = [weight.to(dtype) for weight in weights]
             else:
-                attended = backend.attend(q, k, v, *options)
-        return self.out_dropout(self.out(take(attended.flatten(1), rows).to(dtype))), weights
+                attended = context.backend.attend(q, k, v, call)
+        attended = index_tokens(attended.flatten(1), token_indices)
+        return self.out_dropout(self.out(attended.to(dtype))), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
@@ -102,17 +113,13 @@ class Attention(nn.Module):
         return ", ".join(parts)
 
 
-def take(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x.index_select(0, rows)
-
-
 def pad_weights(weights: list[Tensor], layout: SequenceLayout, num_heads: int) -> Tensor:
-    """Weights of every sequence as one `[rows, heads, length, length]` tensor, 0 at padding.
+    """Pad the weights of all sequences with 0 into one `[rows, heads, length, length]` tensor.
 
-    Rows are those of a padded batch or, for packed input, the sequences.
+    Rows are those of the padded batch or, for packed input, the sequences.
     """
     length = layout.max_length if layout.is_packed else layout.shape[-1]
-    if not weights:  # a batch of padding only
+    if not weights:  # the batch holds padding only
         return torch.zeros(layout.num_sequences, num_heads, length, length, device=layout.device)
     if layout.slots is None or layout.is_packed:
         columns = torch.cat([torch.arange(weight.shape[-1], device=layout.device) for weight in weights])
@@ -120,6 +127,33 @@ def pad_weights(weights: list[Tensor], layout: SequenceLayout, num_heads: int) -
         columns = layout.slots % length
     rows = [row for row, n in enumerate(layout.lengths) if n] or range(layout.num_sequences)
     padded = weights[0].new_zeros(layout.num_sequences, weights[0].shape[0], length, length)
-    for row, place, weight in zip(rows, columns.split([weight.shape[-1] for weight in weights]), weights, strict=True):
+    places = columns.split([weight.shape[-1] for weight in weights])
+    for row, place, weight in zip(rows, places, weights, strict=True):
         padded[row][:, place[:, None], place] = weight
     return padded
+
+
+AttentionT = TypeVar("AttentionT", bound=Attention)
+
+
+def get_attention(
+    attention_class: type[AttentionT],
+    config: BertBlocksConfig,
+    is_local: bool,
+    shared_position: BlockPosition | None = None,
+) -> AttentionT:
+    """Build the attention of one layer from the layer's config."""
+    return attention_class(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        qkv_bias=config.attention_qkv_bias,
+        out_bias=config.attention_out_bias,
+        dropout=config.attention_dropout,
+        out_dropout=config.attention_output_dropout,
+        position=get_block_position(config, is_local, shared_position),
+        half_window=config.local_attention_window_size // 2 if is_local else None,
+        num_global_tokens=config.num_global_tokens if is_local else 0,
+        qk_norm_eps=config.norm_eps if config.qk_norm else None,
+    )

@@ -1,4 +1,4 @@
-"""Dropout of activations."""
+"""Dropout on activations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bertblocks.nn.ops.dropout import dropout
 
 
 class Dropout(nn.Dropout):
-    """torch's, with faster random numbers on a CPU."""
+    """torch's dropout with faster random numbers on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p) if self.training and self.p else x

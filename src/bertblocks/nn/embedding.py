@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 
-#: The share of tokens that were mask tokens when ESM was trained.
+#: The share of mask tokens in ESM's training data.
 MASKED_IN_TRAINING = 0.15 * 0.8
 
 
 class TokenDropout(nn.Module):
-    """ESM's treatment of mask tokens as inputs dropped out: they are 0, and the rest of a sequence makes up for them.
+    """ESM's token dropout (Lin et al., 2022): mask tokens become 0, and the other tokens of a sequence are scaled up.
 
-    Embeddings are scaled to the share of real tokens that training left in (Lin et al., 2022).
+    The scale matches the share of tokens that were not masked in training.
     """
 
     def __init__(self, mask_token_id: int) -> None:
@@ -32,19 +32,19 @@ class TokenDropout(nn.Module):
         self.mask_token_id = mask_token_id
 
     def forward(self, x: Tensor, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        hidden = token_ids == self.mask_token_id
-        shown = ~hidden if layout.key_mask is None else ~hidden & layout.key_mask.flatten()
+        masked = token_ids == self.mask_token_id
+        shown = ~masked if layout.key_mask is None else ~masked & layout.key_mask.flatten()
         counts = torch.zeros(layout.num_sequences, device=x.device, dtype=torch.long)
         counts = counts.index_add(0, layout.sequence_ids, shown.long())
         scale = (1 - MASKED_IN_TRAINING) * layout.length_tensor / counts.clamp(min=1)  # [sequences]
-        return x.masked_fill(hidden[:, None], 0.0) * scale[layout.sequence_ids, None].to(x.dtype)
+        return x.masked_fill(masked[:, None], 0.0) * scale[layout.sequence_ids, None].to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"mask_token_id={self.mask_token_id}"
 
 
 class Embedding(nn.Module):
-    """The sum of what is known of each token, normalised if there is a norm, projected up if it is narrower."""
+    """The sum of token, type and position embeddings, with an optional norm and projection to the hidden size."""
 
     def __init__(
         self,
@@ -70,15 +70,17 @@ class Embedding(nn.Module):
     def forward(
         self,
         token_ids: Tensor | None,  # [tokens]
-        token_embeddings: Tensor | None,  # [tokens, embedding], in place of ids
-        token_types: Tensor | None,  # [tokens], all 0 if not given
+        token_embeddings: Tensor | None,  # [tokens, embedding], instead of ids
+        token_types: Tensor | None,  # [tokens], 0 if None
         positions: Tensor,  # [tokens]
         layout: SequenceLayout | None = None,  # for token dropout
     ) -> Tensor:
         x = self.token(token_ids) if token_embeddings is None else token_embeddings
         if self.token_dropout is not None:
             if token_ids is None:
-                raise ValueError("inputs_embeds are given; token_dropout needs input_ids, to know the mask tokens.")
+                raise ValueError(
+                    "inputs_embeds are given; token_dropout needs input_ids to find the mask tokens."
+                )
             x = self.token_dropout(x, token_ids, layout)
         if self.token_type is not None:
             x = x + (self.token_type.weight[0] if token_types is None else self.token_type(token_types))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from bertblocks.nn.attention import Attention, pad_weights, take
+from bertblocks.nn.attention import Attention, ForwardContext, pad_weights
 from bertblocks.nn.backends import get_backend
 from bertblocks.nn.block import get_block
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.position import get_shared_position
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncoderOutput:
-    """Flat hidden states; the lists are filled when asked for, as transformers defines them."""
+    """Flat hidden states; the lists hold what transformers defines and are None unless requested."""
 
-    last_hidden_state: Tensor  # [tokens or wanted rows, hidden]
-    #: The embeddings, then every layer's output for all tokens, the last after the final norm.
+    last_hidden_state: Tensor  # [tokens or token_indices, hidden]
+    #: The embeddings, then every layer's output for all tokens, the last one after the final norm.
     hidden_states: list[Tensor] | None
-    #: Per layer `[rows, heads, length, length]`.
+    #: `[rows, heads, length, length]` for each layer.
     attentions: list[Tensor] | None
 
 
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
 
     @property
     def order(self) -> list[int]:
-        """For each layer, the number of its module in `layers`."""
+        """For each layer, the index of its module in `layers`."""
         return [self.config.layer_group(index) for index in range(self.config.num_hidden_layers)]
 
     def extra_repr(self) -> str:
@@ -60,19 +60,20 @@ class Encoder(nn.Module):
         layout: SequenceLayout,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-        rows: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> EncoderOutput:
-        """`rows` are the tokens whose last hidden state is wanted, all if None."""
+        """Run all layers; `token_indices` selects the tokens in the last hidden state, all if None."""
         modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
         patterns = [attention.pattern for attention in modules]
         backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
+        context = ForwardContext(layout, backend, output_attentions)
         hidden_states = [x] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
         last = len(self.order) - 1
         for index, group in enumerate(self.order):
-            # most of the last layer's work is saved, unless its whole output is asked for as well
-            wanted = rows if index == last and hidden_states is None else None
-            x, weights = self.layers[group](x, layout, backend, output_attentions, wanted)
+            # the last layer computes only the selected tokens, unless its whole output is requested too
+            selected = token_indices if index == last and hidden_states is None else None
+            x, weights = self.layers[group](x, context, selected)
             if hidden_states is not None:
                 hidden_states.append(x)
             if attentions is not None:
@@ -82,5 +83,5 @@ class Encoder(nn.Module):
             if hidden_states is not None:
                 hidden_states[-1] = x
         if hidden_states is not None:
-            x = take(x, rows)
+            x = index_tokens(x, token_indices)
         return EncoderOutput(x, hidden_states, attentions)

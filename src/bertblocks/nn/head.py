@@ -1,4 +1,4 @@
-"""What stands between hidden states and a task's scores."""
+"""Pooling and the layers between hidden states and a task's final linear layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
-    """One vector per sequence from its real tokens: the first ("cls"), their "mean" or "max"; 0 where there are none.
+    """Pool the real tokens of each sequence: the first ("cls"), their "mean" or "max"; 0 for an empty sequence.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
 
 
 def keep_firsts(firsts: Tensor, layout: SequenceLayout) -> Tensor:
-    """`pool(x, layout, "cls")` from the rows `layout.first_tokens` of x, or from no rows if there are no tokens."""
+    """Return `pool(x, layout, "cls")` from the tokens `layout.first_tokens`, or from none if the batch is empty."""
     if firsts.shape[0] == 0:
         return firsts.new_zeros(layout.num_sequences, firsts.shape[-1])
     return firsts.masked_fill(_is_empty(layout), 0.0)
@@ -66,9 +66,9 @@ class Pooler(nn.Module):
 
 
 class ContactHead(nn.Module):
-    """Which residues of a protein touch, by logistic regression on attention weights (Rao et al., 2021).
+    """Predicts which residues of a protein touch by logistic regression on attention weights (Rao et al., 2021).
 
-    It is fitted apart from the encoder, and so it is frozen.
+    It is fitted separately from the encoder, so its parameters are frozen.
     """
 
     def __init__(self, num_maps: int) -> None:
@@ -80,14 +80,14 @@ class ContactHead(nn.Module):
         """`[rows, maps, length, length]` and tokens to keep `[rows, length]` -> `[rows, length - 2, length - 2]`."""
         maps = (maps * (keep[:, None, :, None] & keep[:, None, None]))[..., 1:-1, 1:-1]
         maps = maps + maps.transpose(-1, -2)
-        # what two tokens have from seeing much in general is taken off (average product correction)
+        # average product correction removes what two tokens share because both attend broadly
         total = maps.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
         maps = maps - maps.sum(-1, keepdim=True) * maps.sum(-2, keepdim=True) / total
         return torch.sigmoid(torch.einsum("m,rmij->rij", self.weight[0], maps) + self.bias)
 
 
 class DenseHead(nn.Module):
-    """dropout -> dense -> activation -> norm, the first and last optional; `inner_size` puts a dense in front."""
+    """dropout -> dense -> activation -> norm. Dropout and norm are optional; `inner_size` puts a dense layer first."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """How a flat `[tokens, ...]` tensor forms sequences.
 
-Two kinds exist. A *rectangular* layout has `rows` sequences of equal length, tokens being `rows x length` slots, and a
-key mask where some slots are padding. A *ragged* layout has sequences of any length one after the other and no padding
-at all. Attention backends look at the difference; nothing else in the model does.
+There are two kinds. A *rectangular* layout has sequences of equal length, its tokens fill `rows x length` slots, and a
+key mask marks padding if there is any. A *ragged* layout has sequences of any length one after the other, without
+padding. Only attention backends distinguish the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 def _computed_once(compute: Callable[[SequenceLayout], Tensor]) -> property:
-    """As functools.cached_property, without the lock that stops torch.compile."""
+    """Like functools.cached_property, but without the lock that breaks torch.compile."""
 
     def read(layout: SequenceLayout) -> Tensor:
         return layout.memo(compute.__name__, lambda: compute(layout))
@@ -30,7 +30,7 @@ def _computed_once(compute: Callable[[SequenceLayout], Tensor]) -> property:
 
 @dataclass
 class SequenceLayout:
-    """Made once per forward by one of the `from_*` constructors, and shared by all layers.
+    """The sequences of a batch. A `from_*` constructor builds it once per forward pass, and all layers share it.
 
     Example:
         >>> import torch
@@ -39,20 +39,20 @@ class SequenceLayout:
         ([3, 1], [7, 8, 9, 5])
     """
 
-    #: The shape in which callers see tokens: `(batch, length)`, or `(tokens,)` for flat packed input.
+    #: The shape of the caller's input: `(batch, length)`, or `(tokens,)` for flat packed input.
     shape: tuple[int, ...]
     device: torch.device
     #: Index of every token within its sequence, before any offset.
     positions: Tensor  # [tokens]
-    #: Rectangular layouts: `(rows, length)`.
+    #: `(rows, length)` of a rectangular layout.
     rectangle: tuple[int, int] | None = None
-    #: Rectangular layouts with padding: True for real tokens.
+    #: True for real tokens, in a rectangular layout with padding.
     key_mask: Tensor | None = None  # [rows, length]
-    #: Ragged layouts: the length of every sequence, zeros included.
+    #: The length of every sequence of a ragged layout, zeros included.
     lengths: list[int] = field(default_factory=list)
-    #: Where every token sits in `shape`, flattened; None: in order.
+    #: The index of every token in the flattened `shape`; None if tokens are in order.
     slots: Tensor | None = None  # [tokens]
-    #: True for packed input, whose sequences are not the rows of `shape`.
+    #: True for packed input, where sequences are not the rows of `shape`.
     is_packed: bool = False
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
@@ -60,16 +60,16 @@ class SequenceLayout:
 
     @classmethod
     def from_shape(cls, rows: int, length: int, device: torch.device) -> SequenceLayout:
-        """Every slot is a real token."""
+        """Build a layout in which every slot is a real token."""
         positions = torch.arange(length, device=device).repeat(rows)
         return cls(shape=(rows, length), device=device, positions=positions, rectangle=(rows, length))
 
     @classmethod
     def from_mask(cls, mask: Tensor, unpad: bool = True) -> SequenceLayout:
-        """From a `[batch, length]` mask in any form that `keep_mask` reads.
+        """Build a layout from a `[batch, length]` mask in any form that `keep_mask` reads.
 
-        Padding on either side is dropped. A mask with holes inside a sequence keeps its slots, because distances and
-        positions count them; so does every mask while a graph is being captured, where shapes must not depend on data.
+        Padding on either side is dropped. A mask with holes inside a sequence keeps its padding, because distances and
+        positions count the holes. So does every mask during graph capture, where shapes must not depend on data.
         """
         keep = keep_mask(mask)
         rows, length = keep.shape
@@ -89,44 +89,47 @@ class SequenceLayout:
 
     @classmethod
     def _from_key_mask(cls, keep: Tensor) -> SequenceLayout:
-        """A rectangle whose rows are turned so that each begins with its first real token."""
+        """Build a rectangle whose rows are rotated so that each begins with its first real token."""
         rows, length = keep.shape
         columns = torch.arange(length, device=keep.device)
-        turned = (columns + keep.int().argmax(dim=1)[:, None]) % length
-        slots = (turned + torch.arange(rows, device=keep.device)[:, None] * length).flatten()
+        rotated = (columns + keep.int().argmax(dim=1)[:, None]) % length
+        slots = (rotated + torch.arange(rows, device=keep.device)[:, None] * length).flatten()
         return cls(
             (rows, length),
             keep.device,
             columns.repeat(rows),
             rectangle=(rows, length),
-            key_mask=keep.gather(1, turned),
+            key_mask=keep.gather(1, rotated),
             slots=slots,
         )
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, ...]) -> SequenceLayout:
-        """From the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens of `shape`."""
+        """Build a layout from the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens."""
         tokens = shape[-1]
         bounds = cu_seqlens.tolist()
         is_row = cu_seqlens.dim() == 1 and bool(bounds) and not cu_seqlens.is_floating_point()
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)] if is_row else []
         if not is_row or bounds[0] != 0 or bounds[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(
-                f"cu_seqlens is {bounds}; it must be one row of whole numbers that starts at 0, never falls, "
-                f"and ends at the number of tokens, {tokens}."
+                f"cu_seqlens is {bounds}; it must be a 1-d tensor of integers that starts at 0, never "
+                f"decreases, and ends at the number of tokens, {tokens}."
             )
         positions = _positions(lengths, cu_seqlens.device)
         return cls(shape, cu_seqlens.device, positions, lengths=lengths, is_packed=True)
 
     @classmethod
     def from_packed_rows(cls, packed_seqlens: Tensor, shape: tuple[int, int]) -> SequenceLayout:
-        """From `[batch, segments]` lengths of packed rows' segments, zero padded; what follows them is padding."""
+        """Build a layout from the lengths `[batch, segments]` of the segments in each row, padded with zeros.
+
+        Slots after the last segment of a row are padding.
+        """
         rows, length = shape
         table = packed_seqlens.tolist()
         if packed_seqlens.dim() != 2 or len(table) != rows:
             raise ValueError(
-                f"packed_seqlens has shape {list(packed_seqlens.shape)}; it must be [{rows}, segments], a row of "
-                "lengths for each row of the input."
+                f"packed_seqlens has shape {list(packed_seqlens.shape)}; it must be [{rows}, segments], one row "
+                "of lengths for each row of the input."
             )
         for index, row in enumerate(table):
             if min(row, default=0) < 0 or sum(row) > length:
@@ -144,17 +147,17 @@ class SequenceLayout:
     # ------------------------------------------------------------------ moving tokens
 
     def gather(self, x: Tensor) -> Tensor:
-        """`[*shape, ...]` as callers have it -> `[tokens, ...]`."""
+        """Flatten the caller's input and drop its padding: `[*shape, ...]` -> `[tokens, ...]`."""
         flat = x.flatten(0, len(self.shape) - 1)
         return flat if self.slots is None else flat[self.slots]
 
     def real_labels(self, labels: Tensor, ignore: int) -> Tensor:
-        """Labels of tokens, with `ignore` for padding: `[*shape]` -> `[tokens]`."""
+        """Flatten labels, with `ignore` for padding: `[*shape]` -> `[tokens]`."""
         flat = self.gather(labels)
         return flat if self.key_mask is None else flat.masked_fill(~self.key_mask.flatten(), ignore)
 
     def scatter(self, x: Tensor, fill: float = 0.0) -> Tensor:
-        """`[tokens, ...]` -> `[*shape, ...]`, with `fill` in every slot of padding."""
+        """Restore the caller's shape, with `fill` at padding: `[tokens, ...]` -> `[*shape, ...]`."""
         if self.key_mask is not None:
             keep = self.key_mask.flatten().view(-1, *(1,) * (x.dim() - 1))
             x = torch.where(keep, x, x.new_full((), fill))
@@ -162,7 +165,7 @@ class SequenceLayout:
             x = x.new_full((math.prod(self.shape), *x.shape[1:]), fill).index_put((self.slots,), x)
         return x.view(*self.shape, *x.shape[1:])
 
-    # ------------------------------------------------------------------ what the tokens form
+    # ------------------------------------------------------------------ sequences
 
     @property
     def num_sequences(self) -> int:
@@ -174,7 +177,7 @@ class SequenceLayout:
 
     @_computed_once
     def length_tensor(self) -> Tensor:
-        """Real tokens of every sequence."""
+        """The number of real tokens in every sequence."""
         if self.key_mask is not None:
             return self.key_mask.sum(dim=1)
         if self.rectangle is not None:
@@ -183,7 +186,7 @@ class SequenceLayout:
 
     @_computed_once
     def cu_seqlens(self) -> Tensor:
-        """Where each sequence starts among the tokens, and where the last one ends; int32, as flash-attn wants it."""
+        """The start of each sequence among the tokens, and the end of the last; int32, as flash-attn needs it."""
         if self.rectangle is not None:
             rows, length = self.rectangle
             return torch.arange(0, rows * length + 1, max(length, 1), device=self.device, dtype=torch.int32)
@@ -192,7 +195,7 @@ class SequenceLayout:
 
     @_computed_once
     def sequence_ids(self) -> Tensor:
-        """The sequence of every token."""
+        """The index of every token's sequence."""
         if self.rectangle is not None:
             rows, length = self.rectangle
             return torch.arange(rows, device=self.device).repeat_interleave(length, output_size=rows * length)
@@ -200,12 +203,12 @@ class SequenceLayout:
 
     @_computed_once
     def first_tokens(self) -> Tensor:
-        """The flat index of every sequence's first token; 0 for a sequence without any."""
+        """The flat index of every sequence's first token; 0 for an empty sequence."""
         starts = self.cu_seqlens[:-1].long()
         return torch.where(self.length_tensor > 0, starts, torch.zeros_like(starts))
 
     def slices(self) -> list[slice]:
-        """The tokens of each sequence that has any."""
+        """Return the tokens of each non-empty sequence."""
         rows, row_length = self.rectangle or (0, 0)
         slices, start = [], 0
         for length in self.lengths or [row_length] * rows:
@@ -215,16 +218,21 @@ class SequenceLayout:
         return slices
 
     def memo(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """A value that all layers share, computed by the first that asks."""
+        """Return a value that all layers share, computed at the first request."""
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]  # type: ignore[return-value]
 
 
-def keep_mask(mask: Tensor) -> Tensor:
-    """True where a token is real, from booleans, 0/1 numbers, or an additive mask (0 to keep, very negative to drop).
+def index_tokens(x: Tensor, token_indices: Tensor | None) -> Tensor:
+    """Select tokens of a flat tensor; None selects all."""
+    return x if token_indices is None else x.index_select(0, token_indices)
 
-    Masks of shape `[batch, length]` or, as transformers extends them, `[batch, 1, 1, length]` are read. Floats that are
+
+def keep_mask(mask: Tensor) -> Tensor:
+    """Return True where a token is real, from booleans, 0/1 numbers, or an additive mask (0 keeps, -inf drops).
+
+    The mask has the shape `[batch, length]` or, as transformers extends it, `[batch, 1, 1, length]`. Floats that are
     all 0 are an additive mask that keeps everything.
     """
     if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
@@ -242,13 +250,15 @@ def keep_mask(mask: Tensor) -> Tensor:
         soft = (mask < 0) & (mask > -1e4)
         if bool(soft.any()):
             raise ValueError(
-                f"attention_mask holds {mask[soft][0].item()}; an additive mask may hold 0 (keep) and very "
-                "negative values such as -inf (drop), not weights between."
+                f"attention_mask holds {mask[soft][0].item()}; an additive mask must hold 0 (keep) or very "
+                "negative values such as -inf (drop), nothing in between."
             )
         return mask == 0
     if bool(((mask != 0) & (mask != 1)).any()):
-        strange = mask[(mask != 0) & (mask != 1)][0].item()
-        raise ValueError(f"attention_mask holds {strange}; use booleans, 0 and 1, or an additive mask of values <= 0.")
+        invalid = mask[(mask != 0) & (mask != 1)][0].item()
+        raise ValueError(
+            f"attention_mask holds {invalid}; use booleans, 0 and 1, or an additive mask of values <= 0."
+        )
     return mask == 1
 
 

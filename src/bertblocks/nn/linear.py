@@ -1,4 +1,4 @@
-"""Linear layers that know their place in the model."""
+"""Linear layers that know their role in the model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bertblocks.nn.ops.linear import linear
 
 
 class Linear(nn.Linear):
-    """A linear layer with a role, which decides how it starts and along which side nGPT normalises it.
+    """A linear layer whose role decides its initialisation and the dimension along which nGPT normalises it.
 
-    Roles are "embedding" (it starts the residual stream), "qkv", "up", "out" (it adds to that stream), "head" and
-    "classifier". `parts` are the rows of the matrices that are stacked in it, such as queries, keys and values.
+    Roles are "embedding" (starts the residual stream), "qkv", "up", "out" (adds to the residual stream), "head" and
+    "classifier". `parts` lists the output sizes of the matrices stacked in it, such as queries, keys and values.
     """
 
     def __init__(
@@ -28,6 +28,6 @@ class Linear(nn.Linear):
 
 
 def is_untouched(module: nn.Module, kind: type[nn.Linear] = Linear) -> bool:
-    """True for a linear layer that nothing wraps, replaces or hears: its weights may be used without calling it."""
+    """True for a linear layer without hooks, wrappers or subclassing, whose weights can be used without calling it."""
     touched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     return type(module) is kind and not touched

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 MLPS: Registry[type[nn.Module]] = Registry("mlp_type")
 register_mlp = MLPS.register
-#: A gated unit that is fused is two products in place of one, which pays from this many rows on.
-FUSED_GLU_ROWS = 1024
+#: A fused gated unit takes two products instead of one, which pays off from this many tokens on.
+FUSED_GLU_TOKENS = 1024
 
 
 @register_mlp("mlp")
 class MLP(nn.Module):
-    """down(act(up(x))), with dropout before and after the down projection."""
+    """down(hidden(up(x))), with dropout before and after the down projection.
 
-    #: Matrices that the up projection stacks.
+    A subclass overrides `hidden` and, if its up projection is wider, `num_up`.
+    """
+
+    #: The up projection is this many times `intermediate_size` wide.
     num_up = 1
 
     def __init__(
@@ -53,20 +56,24 @@ class MLP(nn.Module):
         self.is_silu = activation in ("silu", "swish")
         self.kernel_backend = kernel_backend
 
-    def fuses(self, x: Tensor) -> bool:
-        """True if the up projection and its activation may be one operation."""
-        if torch.is_grad_enabled() or self.activation_name not in POST_OPERATIONS or not is_untouched(self.up):
-            return False
-        return runs_on_onednn(x, self.up.weight)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """The units between the projections."""
-        if self.fuses(x):
-            return activated_linear(x, self.up.weight, self.up.bias, self.activation_name)
-        return self.activation(self.up(x))
+    def hidden(self, up: Tensor) -> Tensor:
+        """Turn the up projection `[tokens, num_up * intermediate_size]` into `[tokens, intermediate_size]`."""
+        return self.activation(up)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_dropout(self.down(self.dropout(self.hidden(x))))
+        hidden = self.fused_hidden(x) if self.fuses(x) else self.hidden(self.up(x))
+        return self.out_dropout(self.down(self.dropout(hidden)))
+
+    def fuses(self, x: Tensor) -> bool:
+        """True if `fused_hidden` can replace the up projection and `hidden`."""
+        if torch.is_grad_enabled() or self.activation_name not in POST_OPERATIONS or not is_untouched(self.up):
+            return False
+        is_overridden = type(self).hidden not in (MLP.hidden, GLU.hidden)
+        return not is_overridden and runs_on_onednn(x, self.up.weight)
+
+    def fused_hidden(self, x: Tensor) -> Tensor:
+        """Compute hidden(up(x)) in fewer passes over memory."""
+        return activated_linear(x, self.up.weight, self.up.bias, self.activation_name)
 
 
 @register_mlp("glu")
@@ -75,28 +82,26 @@ class GLU(MLP):
 
     num_up = 2
 
-    def fuses(self, x: Tensor) -> bool:
-        return len(x) >= FUSED_GLU_ROWS and super().fuses(x)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        if not self.fuses(x):
-            return self.gated(self.up(x))
-        gate_weight, value_weight = self.up.weight.chunk(2)
-        gate_bias, value_bias = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
-        gate = activated_linear(x, gate_weight, gate_bias, self.activation_name)
-        return multiplied_linear(x, value_weight, value_bias, gate)
-
-    def gated(self, up: Tensor) -> Tensor:
+    def hidden(self, up: Tensor) -> Tensor:
         gate, value = up.chunk(2, dim=-1)
         if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
             return kernels.swiglu(gate, value)
         return self.activation(gate) * value
 
+    def fuses(self, x: Tensor) -> bool:
+        return super().fuses(x) and len(x) >= FUSED_GLU_TOKENS
+
+    def fused_hidden(self, x: Tensor) -> Tensor:
+        gate_weight, value_weight = self.up.weight.chunk(2)
+        gate_bias, value_bias = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
+        gate = activated_linear(x, gate_weight, gate_bias, self.activation_name)
+        return multiplied_linear(x, value_weight, value_bias, gate)
+
 
 class NGPTMLP(GLU):
     """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024).
 
-    The activation is on the first half, as in every GLU here; NeoBERT's files have the halves in the other order.
+    The activation is on the first half, as in every GLU here; NeoBERT's files store the halves in the other order.
     """
 
     def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
@@ -104,12 +109,12 @@ class NGPTMLP(GLU):
         self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
         self.gain = math.sqrt(hidden_size)
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return self.gated(self.up(x) * (self.gain * self.suv))
+    def hidden(self, up: Tensor) -> Tensor:
+        return super().hidden(up * (self.gain * self.suv))
 
 
 def get_mlp(config: BertBlocksConfig) -> nn.Module:
-    """The feed-forward network that a config names, or nGPT's own."""
+    """Build the feed-forward network that a config names, or nGPT's own."""
     mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
     return mlp_class(
         config.hidden_size,

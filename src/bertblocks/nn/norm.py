@@ -1,4 +1,4 @@
-"""Normalisations over the hidden units of one token."""
+"""Norms over the hidden units of each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ register_norm = NORMS.register
 
 @register_norm("layer")
 class LayerNorm(nn.LayerNorm):
-    """Mean and variance normalisation (Ba et al., 2016)."""
+    """Layer normalisation (Ba et al., 2016)."""
 
     def __init__(self, size: int, eps: float, bias: bool) -> None:
         super().__init__(size, eps=eps, bias=bias)
@@ -28,7 +28,7 @@ class LayerNorm(nn.LayerNorm):
 
 @register_norm("deep")
 class DeepNorm(LayerNorm):
-    """The LayerNorm of DeepNet (Wang et al., 2022): a block multiplies its residual by `residual_scale` before it."""
+    """The LayerNorm of DeepNet (Wang et al., 2022), whose blocks multiply the residual by `residual_scale` first."""
 
     @staticmethod
     def residual_scale(num_layers: int) -> float:
@@ -36,13 +36,13 @@ class DeepNorm(LayerNorm):
 
     @staticmethod
     def weight_scale(num_layers: int) -> float:
-        """By how much value, attention-output and feed-forward weights shrink at initialisation."""
+        """Return the factor on value, attention-output and feed-forward weights at initialisation."""
         return (8 * num_layers) ** -0.25
 
 
 @register_norm("rms")
 class RMSNorm(nn.Module):
-    """Root mean square normalisation (Zhang and Sennrich, 2019), computed in fp32 at least."""
+    """Root mean square normalisation (Zhang and Sennrich, 2019), computed in at least fp32."""
 
     def __init__(self, size: int, eps: float, bias: bool = False, kernel_backend: str = "torch") -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RMSNorm(nn.Module):
 
 @register_norm("group")
 class GroupNorm(nn.GroupNorm):
-    """Normalises groups of one token's channels apart (Wu and He, 2018)."""
+    """Normalises groups of a token's channels separately (Wu and He, 2018)."""
 
     def __init__(self, size: int, eps: float, bias: bool, num_groups: int) -> None:
         super().__init__(num_groups, size, eps=eps)
@@ -76,7 +76,7 @@ class GroupNorm(nn.GroupNorm):
 
 @register_norm("dynamic_tanh")
 class DynamicTanhNorm(nn.Module):
-    """weight * tanh(alpha x) + bias: no statistics at all (Zhu et al., 2025)."""
+    """weight * tanh(alpha x) + bias, which needs no statistics (Zhu et al., 2025)."""
 
     def __init__(self, size: int, eps: float = 0.0, bias: bool = True) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class DynamicTanhNorm(nn.Module):
 
 
 def get_norm(config: BertBlocksConfig, size: int | None = None) -> nn.Module:
-    """The norm that a config names, over `hidden_size` units unless given another size."""
+    """Build the norm that a config names, over `hidden_size` units unless `size` is given."""
     options: dict = {}
     if config.norm_fn == "group":
         options["num_groups"] = config.norm_num_groups

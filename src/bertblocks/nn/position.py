@@ -1,4 +1,4 @@
-"""Position encodings: those added to the embeddings, and those that act inside attention."""
+"""Position encodings, added to the embeddings or applied inside attention."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from bertblocks.core.registry import Registry
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.numerics import upcast
-from bertblocks.nn.ops.rotation import rotate
+from bertblocks.nn.ops.rotary import apply_rotary
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind", reserved=("none",))
-#: Precisions that RoPE's frequencies may be rounded to.
+#: Precisions to which RoPE's frequencies can be rounded.
 FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
 
 
 def register_position(name: str, level: str = "block"):
-    """Decorator that names a `BlockPosition` (level "block") or an `EmbeddingPosition` (level "embedding")."""
+    """Decorator that registers a `BlockPosition` (level "block") or an `EmbeddingPosition` (level "embedding")."""
     levels = {"block": BLOCK_POSITIONS, "embedding": EMBEDDING_POSITIONS}
     if level not in levels:
         raise ValueError(f"register_position: level is {level!r}; it must be 'block' or 'embedding'.")
@@ -52,7 +52,7 @@ class EmbeddingPosition(nn.Module):
 
 @register_position("learned", level="embedding")
 class LearnedPosition(EmbeddingPosition):
-    """A table of vectors. RoBERTa and NeoBERT count from an offset; the row before it belongs to padding."""
+    """A learned table. RoBERTa and NeoBERT count from an offset; the row before it is for padding."""
 
     def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class LearnedPosition(EmbeddingPosition):
 
 @register_position("sinusoidal", level="embedding")
 class SinusoidalPosition(EmbeddingPosition):
-    """Sines on even units, cosines on odd ones (Vaswani et al., 2017); any length."""
+    """Sines on even units and cosines on odd ones (Vaswani et al., 2017), for any length."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ class SinusoidalPosition(EmbeddingPosition):
 
 
 class BlockPosition(nn.Module):
-    """How attention knows order: by turning queries and keys, by adding a bias that depends on distance, or both."""
+    """Encodes positions in attention by rotating queries and keys, by a bias that depends on distance, or by both."""
 
-    #: ALiBi's slope of every head, which flash-attn takes in place of a bias.
+    #: The slope of every head in ALiBi, which flash-attn takes instead of a bias.
     slopes: tuple[float, ...] | None = None
     has_bias = False
-    #: True for a module of the encoder that layers refer to and do not hold themselves.
+    #: True if the encoder owns the module and layers only refer to it.
     is_shared = False
 
     @classmethod
@@ -101,21 +101,21 @@ class BlockPosition(nn.Module):
         raise TypeError(f"{cls.__name__} must define from_config(config, is_local)")
 
     def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Queries `[tokens, heads, d]` and keys `[tokens, kv_heads, d]`, turned."""
+        """Rotate queries `[tokens, heads, d]` and keys `[tokens, kv_heads, d]`."""
         return q, k
 
     def bias(self, distance: Tensor) -> Tensor:
-        """What to add to the scores of keys at `distance` = key - query, as `[heads, *distance.shape]`."""
+        """Return the bias `[heads, *distance.shape]` on the scores of keys at `distance` = key - query."""
         raise TypeError(f"{type(self).__name__} has no bias")
 
     def bias_key(self) -> Hashable | None:
-        """Equal for layers that may share their bias within a forward pass; None: each computes its own."""
+        """Return equal keys for layers that may share their bias within a forward pass, or None if they may not."""
         return self.slopes
 
 
 @register_position("alibi")
 class ALiBi(BlockPosition):
-    """Scores fall linearly with distance, at a rate of each head's own (Press et al., 2022), symmetric for encoders."""
+    """Scores fall linearly with distance, at a different rate per head (Press et al., 2022); symmetric for encoders."""
 
     has_bias = True
 
@@ -133,7 +133,10 @@ class ALiBi(BlockPosition):
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """2^(-8(k+1)/n) for a power of two; otherwise those of the next lower one, then every second of twice that."""
+    """Return 2^(-8(k+1)/n) for n a power of two.
+
+    For other n, take the slopes of the next lower power of two, then every second slope of the next higher one.
+    """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (k + 1) / power) for k in range(power)]
     finer = [2 ** (-8 * (k + 1) / (2 * power)) for k in range(0, 2 * power, 2)]
@@ -142,7 +145,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 @register_position("t5")
 class T5Position(BlockPosition):
-    """A learned bias per head and bucket of distance, as in T5 (Raffel et al., 2020) and MPNet."""
+    """A learned bias per head and distance bucket, as in T5 (Raffel et al., 2020) and MPNet."""
 
     has_bias = True
 
@@ -162,14 +165,14 @@ class T5Position(BlockPosition):
         )
 
     def bias(self, distance: Tensor) -> Tensor:
-        # all that is further away is in the last bucket of its side
+        # keys further away share the last bucket of their side
         reach = self.max_distance
         near = torch.arange(-reach, reach + 1, device=distance.device)
-        rows = self.table[relative_buckets(near, self.table.shape[0], reach)]  # [distances, heads]
-        return F.embedding(distance.clamp(-reach, reach) + reach, rows).movedim(-1, 0).contiguous()
+        biases = self.table[relative_buckets(near, self.table.shape[0], reach)]  # [distances, heads]
+        return F.embedding(distance.clamp(-reach, reach) + reach, biases).movedim(-1, 0).contiguous()
 
     def bias_key(self) -> Hashable | None:
-        # under autograd a shared bias would tie the graphs of checkpointed layers together
+        # under autograd a shared bias would connect the graphs of checkpointed layers
         return ("t5", id(self)) if self.is_shared and not torch.is_grad_enabled() else None
 
     def extra_repr(self) -> str:
@@ -178,10 +181,10 @@ class T5Position(BlockPosition):
 
 
 def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """T5's bucket of every distance key - query, for both directions.
+    """Return T5's bucket for every distance key - query, in both directions.
 
-    Half of the buckets are for later keys. Of each half, one half is for one distance each, and the other has
-    logarithmic steps up to `max_distance`.
+    Half of the buckets are for later keys. In each half, the first half holds one distance per bucket, and the second
+    grows logarithmically up to `max_distance`.
 
     Example:
         >>> relative_buckets(torch.tensor([0, -1, 1, -7, -8, -500, 500]), 32, 128).tolist()
@@ -197,9 +200,9 @@ def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> T
 
 @register_position("rope")
 class RotaryPosition(BlockPosition):
-    """Rotary embedding (Su et al., 2021) with partial, interleaved and scaled forms; tables in fp32, of any length.
+    """Rotary embedding (Su et al., 2021), optionally partial, interleaved or scaled; fp32 tables of any length.
 
-    Dynamic scaling depends on the length of each sequence alone, so that a text's result never depends on its batch.
+    Dynamic scaling depends only on the length of each sequence, so a text's result never depends on its batch.
     """
 
     def __init__(
@@ -237,13 +240,13 @@ class RotaryPosition(BlockPosition):
         )
 
     def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
-        """Angle per position of every pair, and the factor on the tables, for a sequence of `length`."""
+        """Return each pair's angle per position and the factor on the tables, for a sequence of `length`."""
         if self.scaling is None:
             exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
             return (1.0 / (self.theta**exponents)).to(self.frequency_dtype).float(), 1.0
         parameters = {**self.scaling, "rope_theta": self.theta, "partial_rotary_factor": self.partial_factor}
         parameters.setdefault("original_max_position_embeddings", self.max_positions)
-        # transformers' own formulas, given just what they read of a config
+        # transformers' own formulas, given only the config values they read
         config = SimpleNamespace(
             rope_parameters=parameters,
             head_dim=self.head_dim,
@@ -255,7 +258,7 @@ class RotaryPosition(BlockPosition):
         return ROPE_INIT_FUNCTIONS[self.scaling["rope_type"]](config, None, seq_len=length)
 
     def longest_unchanged(self) -> float:
-        """The length up to which frequencies do not depend on a sequence's length."""
+        """Return the length up to which frequencies do not depend on the sequence's length."""
         kind = None if self.scaling is None else self.scaling["rope_type"]
         if self.scaling is not None and kind == "longrope":
             return self.scaling.get("original_max_position_embeddings", self.max_positions)
@@ -266,13 +269,16 @@ class RotaryPosition(BlockPosition):
             inverse, factor = self.frequencies()
             return layout.positions[:, None].float() * inverse.to(layout.device), factor
         lengths = layout.length_tensor.tolist()
-        rows = {length: self.frequencies(length) for length in set(lengths)}
-        factor = next(iter(rows.values()))[1]
-        inverse = torch.stack([rows[length][0] for length in lengths]).to(layout.device)  # [sequences, pairs]
+        by_length = {length: self.frequencies(length) for length in set(lengths)}
+        factor = next(iter(by_length.values()))[1]
+        inverse = torch.stack([by_length[length][0] for length in lengths]).to(layout.device)  # [sequences, pairs]
         return layout.positions[:, None].float() * inverse[layout.sequence_ids], factor
 
     def tables(self, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`, shared by layers with the same settings."""
+        """Return cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`.
+
+        Layers with equal settings share them.
+        """
 
         def compute() -> tuple[Tensor, Tensor]:
             angles, factor = self._angles(layout)
@@ -284,19 +290,19 @@ class RotaryPosition(BlockPosition):
 
     def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         cos, sin = self.tables(layout)
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype == cos.dtype and not torch.compiler.is_compiling():
-            return rotate(x, cos, sin, self.interleaved)
+            return apply_rotary(x, cos, sin, self.interleaved)
         part = upcast(x[..., : self.rotary_dim])
         if self.interleaved:
             crossed = torch.stack((-part[..., 1::2] * sin, part[..., 0::2] * sin), dim=-1).flatten(-2)
         else:
             a, b = part.chunk(2, dim=-1)
             crossed = torch.cat((-b * sin, a * sin), dim=-1)
-        turned = (part * cos + crossed).to(x.dtype)
-        return turned if self.rotary_dim == self.head_dim else torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
+        rotated = (part * cos + crossed).to(x.dtype)
+        return rotated if self.rotary_dim == self.head_dim else torch.cat((rotated, x[..., self.rotary_dim :]), dim=-1)
 
     def extra_repr(self) -> str:
         return f"{self.rotary_dim}, theta={self.theta:g}, interleaved={self.interleaved}, scaling={self.scaling}"
@@ -309,13 +315,13 @@ def get_embedding_position(config: BertBlocksConfig) -> EmbeddingPosition | None
 
 
 def get_shared_position(config: BertBlocksConfig) -> BlockPosition | None:
-    """The one table that all layers of kind "t5" refer to, if there are such layers and they share it."""
+    """Build the table that all layers of kind "t5" share, or return None if there is no such table."""
     kinds = {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)}
     return T5Position.from_config(config, False) if config.relative_attention_shared and "t5" in kinds else None
 
 
 def get_block_position(config: BertBlocksConfig, is_local: bool, shared: BlockPosition | None = None) -> BlockPosition:
-    """A layer's own position, or the encoder's `shared` one where its kind is shared."""
+    """Build a layer's own position, or return the encoder's `shared` one if the layer uses it."""
     if config.block_pos_enc_kind == "none":
         return BlockPosition()
     if config.block_pos_enc_kind == "t5" and shared is not None:

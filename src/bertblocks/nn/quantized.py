@@ -1,4 +1,4 @@
-"""Layers with int8 weights, for inference."""
+"""Layers with int8 weights for inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertblocks.nn.linear import Linear
 from bertblocks.nn.mlp import GLU, MLP
 from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU, Kernel, PackedLayer, find_kernel
 
-#: The kernel's number of every activation that it knows.
+#: The kernel's code for every activation it supports.
 KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
     type(get_activation(name)): number
     for name, number in {
@@ -28,7 +28,7 @@ KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
 
 
 def usable_kernel(x: Tensor) -> Kernel | None:
-    """The C kernel if it can run on this input; a graph that is being captured needs torch's operations."""
+    """Return the C kernel if it can run on this input; graph capture needs torch's operations."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     kernel = find_kernel()
@@ -36,10 +36,10 @@ def usable_kernel(x: Tensor) -> Kernel | None:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weights are bytes with a scale per output, and whose input becomes bytes row by row.
+    """A linear layer with int8 weights and one scale per output; each input row is quantized as it arrives.
 
-    Every row has its own scale and zero point, so that no row's result depends on another's. Sums are exact integers;
-    the C kernel and torch differ by the rounding of the way back only.
+    Every row has its own scale and zero point, so its result does not depend on other rows. Sums are exact integers;
+    the C kernel and torch differ only in how they round the conversion back to floats.
     """
 
     weight: Tensor  # [out, in], int8
@@ -58,28 +58,28 @@ class QuantizedLinear(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_linear(cls, linear: nn.Linear) -> QuantizedLinear:
-        """The nearest weights to those of a linear layer."""
+        """Quantize a linear layer to the nearest int8 weights."""
         has_bias = linear.bias is not None
         role, parts = (linear.role, linear.parts) if isinstance(linear, Linear) else ("head", [linear.out_features])
-        made = cls(linear.in_features, linear.out_features, has_bias, role, parts)
+        layer = cls(linear.in_features, linear.out_features, has_bias, role, parts)
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30)
-        made.weight = (weight / scale[:, None]).round().to(torch.int8)
-        made.weight_scale = scale
-        made.bias = linear.bias.detach().float() if has_bias else None
-        return made
+        layer.weight = (weight / scale[:, None]).round().to(torch.int8)
+        layer.weight_scale = scale
+        layer.bias = linear.bias.detach().float() if has_bias else None
+        return layer
 
     @property
     def packed(self) -> PackedLayer:
-        """The weights in the kernel's order, made when first used."""
+        """The weights in the kernel's memory order, packed at first use."""
         if self._packed is None:
             self._packed = PackedLayer(self.weight, self.weight_scale, self.bias)
         return self._packed
 
     def rows(self, x: Tensor) -> Tensor:
-        """Input as fp32 rows in one piece."""
+        """Return the input as contiguous fp32 rows."""
         if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("An int8 model has no gradients: train the fp32 model, then quantize it.")
+            raise RuntimeError("An int8 model cannot be trained; train the fp32 model, then quantize it.")
         return x.reshape(-1, x.shape[-1]).float().contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, int8"
 
-    # what is packed follows the buffers, and has no life of its own
+    # packed weights are derived from the buffers, so they are dropped whenever the buffers change
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._packed = None
@@ -109,14 +109,14 @@ class QuantizedLinear(nn.Module):
 
 
 def multiply(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The kernel's product in torch's operations: `[rows, in]` and int8 `[out, in]` -> `[rows, out]`."""
+    """Compute the kernel's product with torch: `[rows, in]` and int8 `[out, in]` -> `[rows, out]`."""
     lowest = x.amin(dim=1, keepdim=True).clamp(max=0.0)
     spread = (x.amax(dim=1, keepdim=True).clamp(min=0.0) - lowest).clamp(min=1e-30)
     spread = spread.masked_fill(~spread.isfinite(), torch.nan)
     steps = torch.full_like(spread, 255.0) / spread
     zero = (-lowest * steps).round()
-    bytes_ = (x * steps).round().add_(zero - 128).clamp_(-128, 127)  # the kernel's, less 128
-    if x.device.type == "cpu" and x.shape[1] > 1:  # for one input _int_mm returns memory that it has not written
+    bytes_ = (x * steps).round().add_(zero - 128).clamp_(-128, 127)  # the kernel's bytes minus 128
+    if x.device.type == "cpu" and x.shape[1] > 1:  # with one input, _int_mm returns uninitialized memory
         sums = torch._int_mm(bytes_.to(torch.int8), weight.t())
         sums = sums - (zero - 128).int() * weight.sum(dim=1, dtype=torch.int32)
     else:
@@ -126,7 +126,7 @@ def multiply(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
 
 
 class QuantizedMLP(nn.Module):
-    """down(act(up(x))) or down(act(gate) * value), in one call of the C kernel where that can run."""
+    """down(act(up(x))) or down(act(gate) * value), in one call of the C kernel where it runs."""
 
     def __init__(self, mlp: MLP) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class QuantizedMLP(nn.Module):
 
     @staticmethod
     def replaces(module: nn.Module) -> bool:
-        """Whether a feed-forward network, its matrices quantized, is one of the two that the kernel computes."""
+        """True for a quantized feed-forward network of a kind that the kernel computes."""
         if type(module) not in (MLP, GLU) or not isinstance(module.up, QuantizedLinear):
             return False
         return type(module.activation) in KERNEL_ACTIVATIONS

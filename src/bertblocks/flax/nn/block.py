@@ -15,7 +15,8 @@ from bertblocks.flax.nn.mlp import MLP, get_mlp
 from bertblocks.flax.nn.norm import Norm, get_norm
 from bertblocks.flax.nn.position import BlockPosition, get_block_position
 from bertblocks.flax.numerics import upcast
-from bertblocks.nn.block import NGPT_ALPHA, NGPT_BASE_SCALE, NORM_POSITIONS
+from bertblocks.nn.block import NORM_POSITIONS
+from bertblocks.nn.ngpt import NGPT_ALPHA, NGPT_BASE_SCALE
 from bertblocks.nn.norm import DeepNorm
 
 if TYPE_CHECKING:

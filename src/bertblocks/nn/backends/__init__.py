@@ -1,4 +1,4 @@
-"""Attention backends, and the choice between them."""
+"""Attention backends and the choice between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bertblocks.core.registry import Registry
-from bertblocks.nn.backends.base import AttentionBackend, AttentionPattern
+from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
 from bertblocks.nn.backends.cpu import CpuBackend
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.backends.flash import FlashBackend, why_not_flash
@@ -25,7 +25,7 @@ register_backend("cpu")(CpuBackend)
 def get_backend(
     name: str, device: torch.device, dtype: torch.dtype, layout: SequenceLayout, patterns: Sequence[AttentionPattern]
 ) -> AttentionBackend:
-    """A backend by name; "auto" is cpu there, flash-attn where it can run all of these patterns, otherwise sdpa."""
+    """Return a backend by name. "auto" picks cpu on a CPU, flash where it can run every pattern, and sdpa otherwise."""
     if name == "auto" and device.type == "cpu":
         name = "cpu"
     elif name == "auto":
@@ -37,6 +37,7 @@ def get_backend(
 __all__ = [
     "BACKENDS",
     "AttentionBackend",
+    "AttentionContext",
     "AttentionPattern",
     "CpuBackend",
     "EagerBackend",

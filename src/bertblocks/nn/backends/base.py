@@ -1,4 +1,4 @@
-"""What every attention backend is asked to do, and what they share."""
+"""The interface of attention backends, and the helpers they share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bertblocks.nn.position import BlockPosition
 
 @dataclass(frozen=True, eq=False)
 class AttentionPattern:
-    """Who may look at whom inside a sequence, and with what bias."""
+    """Which keys a query sees inside its sequence, and the bias on their scores."""
 
-    #: Keys at a distance of at most this are seen; None: all keys of the sequence.
+    #: Queries see keys up to this distance; None means all keys of the sequence.
     half_window: int | None = None
-    #: The first tokens of a sequence, which see all of it and are seen by all of it, whatever the window.
+    #: The first tokens of a sequence see all of it and are seen by all of it, whatever the window.
     num_global_tokens: int = 0
     position: BlockPosition | None = None
 
@@ -32,7 +32,7 @@ class AttentionPattern:
 
     @property
     def is_constant(self) -> bool:
-        """True if layers may share masks: they hold nothing learned, or nothing that is being learned now."""
+        """True if layers may share masks, because no bias in them is being learned."""
         return self.position is None or not self.has_bias or self.position.bias_key() is not None
 
     def sees_all(self, length: int) -> bool:
@@ -40,7 +40,7 @@ class AttentionPattern:
         return self.half_window is None or length <= self.half_window + 1
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which keys (by index in the sequence) each query sees; the two broadcast."""
+        """Which keys each query sees, by their indices in the sequence; the two arguments broadcast."""
         if self.half_window is None:
             return torch.ones(torch.broadcast_shapes(queries.shape, keys.shape), dtype=torch.bool, device=keys.device)
         near = (queries - keys).abs() <= self.half_window
@@ -49,7 +49,7 @@ class AttentionPattern:
         return near
 
     def bias(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """`[heads, queries, keys]`, or None when scores get no bias."""
+        """The bias on scores as `[heads, queries, keys]`, or None if there is none."""
         if not self.has_bias:
             return None
         assert self.position is not None
@@ -61,6 +61,18 @@ class AttentionPattern:
         return (self.half_window, self.num_global_tokens, bias_key)
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionContext:
+    """Everything a backend needs to know about one attention call, besides its queries, keys and values."""
+
+    layout: SequenceLayout
+    pattern: AttentionPattern
+    #: Factor on the scores.
+    scale: float
+    #: Dropout rate of the attention weights; 0 in evaluation.
+    dropout: float = 0.0
+
+
 class AttentionBackend(ABC):
     """One way to compute attention over the sequences of a layout."""
 
@@ -70,12 +82,9 @@ class AttentionBackend(ABC):
         q: Tensor,  # [tokens, heads, head_dim]
         k: Tensor,  # [tokens, kv_heads, head_dim]
         v: Tensor,  # [tokens, kv_heads, head_dim]
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
+        context: AttentionContext,
     ) -> Tensor:
-        """The attended values `[tokens, heads, head_dim]`; a query that may see no key gets 0."""
+        """Return the attended values `[tokens, heads, head_dim]`; a query that sees no key gets 0."""
 
 
 def split_heads(x: Tensor, rows: int) -> Tensor:
@@ -89,6 +98,6 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def repeat_kv(x: Tensor, num_heads: int) -> Tensor:
-    """Gives every query head its key/value head: `[tokens, kv_heads, d]` -> `[tokens, heads, d]`."""
+    """Repeat each key/value head for its query heads: `[tokens, kv_heads, d]` -> `[tokens, heads, d]`."""
     repeats = num_heads // x.shape[1]
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)

@@ -1,4 +1,4 @@
-"""What is fastest on a CPU: short sequences and windows as plain products, long global ones by torch's fused kernel."""
+"""The fastest attention on a CPU: plain products for short sequences and windows, torch's fused kernel for the rest."""
 
 from __future__ import annotations
 
@@ -7,105 +7,100 @@ import itertools
 import torch
 from torch import Tensor
 
-from bertblocks.nn.backends.base import AttentionPattern, repeat_kv
+from bertblocks.nn.backends.base import AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.sdpa import SdpaBackend, make_mask
 from bertblocks.nn.layout import SequenceLayout
-from bertblocks.nn.ops.attention import AttentionChunk, Group, attend_pieces
+from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 
-#: The length beyond which torch's fused kernel is faster than plain products.
-LONGEST_PIECE = 512
-#: The length up to which rows of a rectangle are copied together and taken at once; beyond it the kernel is faster.
+#: Beyond this length torch's fused kernel is faster than plain products.
+LONGEST_CHUNK = 512
+#: Rows of a rectangle up to this length are computed together; beyond it the fused kernel is faster.
 LONGEST_ROW = 64
-#: Tokens up to which ragged sequences are taken together under a mask that keeps them apart: 32 texts of 8 to 30 tokens
-#: are 1.15 to 1.27 times as fast as one by one, 1.13 to 1.36 with gradients (12 heads of 64, and of 32).
-TOKENS_TOGETHER = 64
-#: Scores of sequences that are taken together, so that they stay in the cache.
-MOST_SCORES = 2**17
+#: Ragged sequences are joined under a mask up to this many tokens: 32 texts of 8 to 30 tokens run 1.15 to 1.27 times as
+#: fast as one by one, 1.13 to 1.36 times with gradients (12 heads of 64 and of 32).
+MAX_JOINED_TOKENS = 64
+#: The most scores to compute together, so that they stay in the cache.
+MAX_SCORES = 2**17
 
 
 class CpuBackend(SdpaBackend):
-    """Cuts a batch into pieces; what has no such form (padding that stays, learned biases) is sdpa's."""
+    """Cuts a batch into chunks; the cases that have no such form (kept padding, learned biases) go to sdpa."""
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
-        """Blocks of queries pay as soon as they see less than the whole."""
+        """Blocks of queries pay off as soon as they see less than the whole sequence."""
         return pattern.half_window is not None and length > self.block_size + 2 * pattern.half_window
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
-        pieces = self._pieces(q, layout, pattern)
-        if pieces is None:
-            return super().attend(q, k, v, layout, pattern, scale, dropout)
-        return attend_pieces(q, repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1]), pieces, scale, dropout)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        chunks = self._chunks(q, context)
+        if chunks is None:
+            return super().attend(q, k, v, context)
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        return attend_chunks(q, k, v, chunks, context.scale, context.dropout)
 
-    def _pieces(
-        self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern
-    ) -> list[AttentionChunk | Group] | None:
-        """The pieces of a batch, shared by all layers alike; None if some of it has to go sdpa's way."""
+    def _chunks(self, q: Tensor, context: AttentionContext) -> list[Chunk] | None:
+        """Return the chunks of a batch, shared by layers with equal patterns; None if sdpa must compute some of it."""
+        layout, pattern = context.layout, context.pattern
         if q.device.type != "cpu" or torch.compiler.is_compiling():
             return None
         if layout.key_mask is not None or not pattern.is_constant or not len(q):
             return None
-        # under autograd a long sequence goes another way
-        key = ("pieces", pattern.memo_key(), q.shape[1], q.dtype, torch.is_grad_enabled())
+        # long sequences are computed differently with gradients
+        key = ("chunks", pattern.memo_key(), q.shape[1], q.dtype, torch.is_grad_enabled())
         return layout.memo(key, lambda: self._cut(q, layout, pattern))
 
-    def _cut(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern) -> list[AttentionChunk | Group] | None:
+    def _cut(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern) -> list[Chunk] | None:
         rows, length = layout.rectangle or (1, 0)
         if rows > 1 and not self.is_banded(length, pattern):
-            if length > LONGEST_ROW:
-                return None
-            mask, most = self._shared_mask(q, layout, pattern, length), _rows_at_once(length, q.shape[1])
-            return [
-                Group(slice(first * length, last * length), last - first, length, mask)
-                for first, last in itertools.pairwise([*range(0, rows, most), rows])
-            ]
-        pieces: list[AttentionChunk | Group] = []
+            return self._cut_rectangle(q, layout, pattern) if length <= LONGEST_ROW else None
+        chunks: list[Chunk] = []
         runs: list[list[slice]] = []
         for tokens in layout.slices():
             size = tokens.stop - tokens.start
             if self.is_banded(size, pattern):
                 if pattern.num_global_tokens or pattern.has_bias:
                     return None
-                pieces += self._blocks(q, layout, pattern, tokens)
-            elif size <= LONGEST_PIECE:
+                chunks += self._cut_blocks(q, layout, pattern, tokens)
+            elif size <= LONGEST_CHUNK:
                 follows = bool(runs) and runs[-1][-1].stop == tokens.start
-                if follows and tokens.stop - runs[-1][0].start <= TOKENS_TOGETHER:
+                if follows and tokens.stop - runs[-1][0].start <= MAX_JOINED_TOKENS:
                     runs[-1].append(tokens)
                 else:
                     runs.append([tokens])
             elif torch.is_grad_enabled() or pattern.has_bias or not pattern.sees_all(size):
                 return None
             else:
-                pieces.append(AttentionChunk(tokens, tokens, is_long=True))
-        return pieces + [self._join(q, layout, pattern, run) for run in runs]
+                chunks.append(AttentionChunk(tokens, tokens, is_long=True))
+        return chunks + [self._join(q, layout, pattern, run) for run in runs]
+
+    def _cut_rectangle(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern) -> list[Chunk]:
+        """Batches of whole rows."""
+        assert layout.rectangle is not None
+        rows, length = layout.rectangle
+        mask, most = self._shared_mask(q, layout, pattern, length), max(1, MAX_SCORES // (q.shape[1] * length**2))
+        return [
+            SequenceBatch(slice(first * length, last * length), last - first, length, mask)
+            for first, last in itertools.pairwise([*range(0, rows, most), rows])
+        ]
 
     def _join(
         self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, sequences: list[slice]
     ) -> AttentionChunk:
-        """Sequences in a row as one piece, in which each sees itself."""
+        """Join consecutive sequences into one chunk, in which each sees only itself."""
         start, stop = sequences[0].start, sequences[-1].stop
         masks = [self._shared_mask(q, layout, pattern, tokens.stop - tokens.start) for tokens in sequences]
-        mask = masks[0]
-        if len(sequences) > 1:
-            heads = max(1 if one is None else len(one) for one in masks)
-            mask = q.new_full((heads, stop - start, stop - start), float("-inf"))
-            for tokens, own in zip(sequences, masks, strict=True):
-                place = slice(tokens.start - start, tokens.stop - start)
-                mask[:, place, place] = 0.0 if own is None else own
-        return AttentionChunk(slice(start, stop), slice(start, stop), mask)
+        if len(sequences) == 1:
+            return AttentionChunk(slice(start, stop), slice(start, stop), masks[0])
+        heads = max(1 if mask is None else len(mask) for mask in masks)
+        joined = q.new_full((heads, stop - start, stop - start), float("-inf"))
+        for tokens, mask in zip(sequences, masks, strict=True):
+            inside = slice(tokens.start - start, tokens.stop - start)
+            joined[:, inside, inside] = 0.0 if mask is None else mask
+        return AttentionChunk(slice(start, stop), slice(start, stop), joined)
 
-    def _blocks(
+    def _cut_blocks(
         self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, tokens: slice
     ) -> list[AttentionChunk]:
-        """Blocks of queries with the keys around them; their masks are parts of one."""
+        """Blocks of queries with the keys around them; their masks are views of one."""
         assert pattern.half_window is not None
         block, reach = self.block_size, pattern.half_window
 
@@ -113,14 +108,10 @@ class CpuBackend(SdpaBackend):
             return make_mask(q, pattern, slice(reach, reach + block), block + 2 * reach)
 
         mask = layout.memo(("cpu band", pattern.memo_key(), q.dtype), compute)
-        pieces = []
+        chunks = []
         for start in range(tokens.start, tokens.stop, block):
             stop = min(start + block, tokens.stop)
             first, last = max(start - reach, tokens.start), min(stop + reach, tokens.stop)
             seen = slice(first - start + reach, last - start + reach)
-            pieces.append(AttentionChunk(slice(start, stop), slice(first, last), mask[:, : stop - start, seen]))
-        return pieces
-
-
-def _rows_at_once(length: int, heads: int) -> int:
-    return max(1, MOST_SCORES // (heads * length**2))
+            chunks.append(AttentionChunk(slice(start, stop), slice(first, last), mask[:, : stop - start, seen]))
+        return chunks

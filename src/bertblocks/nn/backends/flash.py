@@ -1,4 +1,4 @@
-"""flash-attn's variable-length kernel: CUDA, fp16 or bf16."""
+"""flash-attn's variable-length kernel, for CUDA in fp16 or bf16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from bertblocks.nn.backends.base import AttentionBackend, AttentionPattern
+from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
 from bertblocks.nn.layout import SequenceLayout
 
 
@@ -20,7 +20,7 @@ def flash_attn_installed() -> bool:
 def why_not_flash(
     device: torch.device, dtype: torch.dtype, layout: SequenceLayout, pattern: AttentionPattern
 ) -> str | None:
-    """What stands in the way of flash-attn, or None."""
+    """Return why flash-attn cannot run this, or None if it can."""
     if device.type != "cuda":
         return f"the model is on {device.type} and flash-attn needs CUDA"
     if not flash_attn_installed():
@@ -30,25 +30,17 @@ def why_not_flash(
     if layout.key_mask is not None:
         return "the batch keeps its padding (unpad=False, a mask with holes), which flash-attn cannot hide"
     if pattern.num_global_tokens and pattern.half_window is not None:
-        return "a local layer has num_global_tokens, which flash-attn has not"
+        return "a local layer has num_global_tokens, which flash-attn does not support"
     if pattern.has_bias and pattern.slopes is None:
-        return f"flash-attn knows no bias but ALiBi, not {type(pattern.position).__name__}"
+        return f"flash-attn supports no bias except ALiBi, and the layer has {type(pattern.position).__name__}"
     return None
 
 
 class FlashBackend(AttentionBackend):
-    """Windows, ALiBi, grouped heads and dropout go into the kernel; what it cannot do is refused by name."""
+    """The kernel handles windows, ALiBi, grouped heads and dropout; anything else raises an error that names it."""
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        layout, pattern = context.layout, context.pattern
         if (reason := why_not_flash(q.device, q.dtype, layout, pattern)) is not None:
             raise ValueError(f"attention_backend is 'flash' but {reason}; use 'auto', 'sdpa' or 'eager'.")
         from flash_attn import flash_attn_varlen_func
@@ -62,8 +54,8 @@ class FlashBackend(AttentionBackend):
             cu_seqlens_k=layout.cu_seqlens,
             max_seqlen_q=layout.max_length,
             max_seqlen_k=layout.max_length,
-            dropout_p=dropout,
-            softmax_scale=scale,
+            dropout_p=context.dropout,
+            softmax_scale=context.scale,
             window_size=(reach, reach),
             alibi_slopes=None if pattern.slopes is None else torch.tensor(pattern.slopes, device=q.device),
         )

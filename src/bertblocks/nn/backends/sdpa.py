@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, without padding and without n x n work in local layers, on any device."""
+"""torch's scaled_dot_product_attention on any device, without padding and without n x n work in local layers."""
 
 from __future__ import annotations
 
@@ -6,85 +6,81 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertblocks.nn.backends.base import AttentionBackend, AttentionPattern, merge_heads, repeat_kv, split_heads
+from bertblocks.nn.backends.base import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionPattern,
+    merge_heads,
+    repeat_kv,
+    split_heads,
+)
 from bertblocks.nn.layout import SequenceLayout
 
-#: A per-head bias larger than this many numbers is made for a few queries at a time.
-MAX_BIAS_NUMBERS = 2**26
+#: A per-head bias with more elements than this is built for a few queries at a time.
+MAX_BIAS_ELEMENTS = 2**26
 
 
 class SdpaBackend(AttentionBackend):
-    """A ragged batch is a loop over its sequences, a rectangle one call; local layers take long ones by blocks."""
+    """Loops over the sequences of a ragged batch, makes one call for a rectangle, and cuts local layers into blocks."""
 
-    #: Queries that share one slab of keys in a local layer.
+    #: Number of queries that share a slab of keys in a local layer.
     block_size = 64
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        layout = context.layout
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
         if layout.rectangle is not None:
             rows = layout.rectangle[0]
             q, k, v = (split_heads(x, rows) for x in (q, k, v))
-            return merge_heads(self._attend(q, k, v, layout, pattern, scale, dropout))
+            return merge_heads(self._attend(q, k, v, context))
         outputs = []
-        # split, because the gradient of a slice is as large as the whole
+        # split instead of slicing: the gradient of a slice is as large as the whole tensor
         for sequence in zip(*(x.split(layout.lengths) for x in (q, k, v)), strict=True):
             if len(sequence[0]):
-                one_q, one_k, one_v = (split_heads(x, 1) for x in sequence)
-                outputs.append(merge_heads(self._attend(one_q, one_k, one_v, layout, pattern, scale, dropout)))
+                sequence_q, sequence_k, sequence_v = (split_heads(x, 1) for x in sequence)
+                outputs.append(merge_heads(self._attend(sequence_q, sequence_k, sequence_v, context)))
         return torch.cat(outputs) if outputs else q
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
-        """Blocks cost about twice as much per score as a full matrix, so they pay beyond two slabs of keys."""
+        """A block costs about twice as much per score as a full matrix, so blocks pay off beyond two slabs of keys."""
         return pattern.half_window is not None and length > 2 * (self.block_size + 2 * pattern.half_window)
 
     def _fits_one_mask(self, length: int, heads: int, pattern: AttentionPattern) -> bool:
         if self.is_banded(length, pattern):
             return False
-        return not pattern.has_bias or heads * length * length <= MAX_BIAS_NUMBERS
+        return not pattern.has_bias or heads * length * length <= MAX_BIAS_ELEMENTS
 
     def _attend(
         self,
         q: Tensor,  # [rows, heads, length, d]
         k: Tensor,
         v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
+        context: AttentionContext,
     ) -> Tensor:
-        length = q.shape[2]
+        layout, pattern, length = context.layout, context.pattern, q.shape[2]
         if self.is_banded(length, pattern):
-            return self._banded(q, k, v, layout, pattern, scale, dropout)
+            return self._banded(q, k, v, context)
         if self._fits_one_mask(length, q.shape[1], pattern):
             mask = self._shared_mask(q, layout, pattern, length)
-            return _sdpa(q, k, v, mask, layout.key_mask, scale, dropout)
+            return _sdpa(q, k, v, mask, layout.key_mask, context)
         chunks = []
-        rows = max(1, MAX_BIAS_NUMBERS // (q.shape[1] * length))
-        for start in range(0, length, rows):
-            queries = slice(start, min(start + rows, length))
+        size = max(1, MAX_BIAS_ELEMENTS // (q.shape[1] * length))
+        for start in range(0, length, size):
+            queries = slice(start, min(start + size, length))
 
             def compute(queries: slice = queries) -> Tensor:
                 return make_mask(q, pattern, queries, length)
 
-            # autograd would keep the mask of every layer: then they had better be one
+            # autograd would keep a mask for every layer, so they share one
             key = ("sdpa chunk", pattern.memo_key(), queries.start, length, q.dtype)
             mask = layout.memo(key, compute) if torch.is_grad_enabled() and pattern.is_constant else compute()
-            chunks.append(_sdpa(q[:, :, queries], k, v, mask, layout.key_mask, scale, dropout))
+            chunks.append(_sdpa(q[:, :, queries], k, v, mask, layout.key_mask, context))
         return torch.cat(chunks, dim=2)
 
     def _shared_mask(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, length: int) -> Tensor | None:
-        """The mask of a whole sequence; None where every key is seen alike.
+        """Return the mask of a whole sequence, or None if every key is seen without a bias.
 
-        Distances do not depend on the length, so all sequences and layers share slices of the longest one's mask.
+        Distances do not depend on the length, so all sequences and layers share slices of the longest sequence's mask.
         """
         if pattern.sees_all(length) and not pattern.has_bias:
             return None
@@ -99,17 +95,9 @@ class SdpaBackend(AttentionBackend):
         whole = layout.memo(("sdpa full", key, q.dtype), lambda: make_mask(q, pattern, slice(0, longest), longest))
         return whole[:, :length, :length]
 
-    def _banded(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layout: SequenceLayout,
-        pattern: AttentionPattern,
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
-        """Blocks of queries, each against the slab of keys within its window: O(length x window)."""
+    def _banded(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        """Attend from blocks of queries to the slab of keys within reach: O(length x window)."""
+        layout, pattern = context.layout, context.pattern
         assert pattern.half_window is not None
         rows, heads, length, size = q.shape
         block, reach, num_global = self.block_size, pattern.half_window, min(pattern.num_global_tokens, length)
@@ -137,25 +125,23 @@ class SdpaBackend(AttentionBackend):
                 torch.cat((x[:, None, :, :num_global].expand(-1, blocks, -1, -1, -1), slabs), dim=3)
                 for x, slabs in ((k, k_slabs), (v, v_slabs))
             )
-        out = _sdpa(
-            q_blocks.flatten(0, 1), k_slabs.flatten(0, 1), v_slabs.flatten(0, 1), mask, key_mask, scale, dropout
-        )
+        out = _sdpa(q_blocks.flatten(0, 1), k_slabs.flatten(0, 1), v_slabs.flatten(0, 1), mask, key_mask, context)
         out = out.view(rows, blocks, heads, block, size).transpose(1, 2).flatten(2, 3)[:, :, :length]
         if not num_global:
             return out
         whole = AttentionPattern(position=pattern.position)
         global_mask = make_mask(q, whole, slice(0, num_global), length) if whole.has_bias else None
-        global_rows = _sdpa(q[:, :, :num_global], k, v, global_mask, layout.key_mask, scale, dropout)
+        global_rows = _sdpa(q[:, :, :num_global], k, v, global_mask, layout.key_mask, context)
         return torch.cat((global_rows, out[:, :, num_global:]), dim=2)
 
     def _band_mask(self, q: Tensor, pattern: AttentionPattern, length: int, blocks: int) -> Tensor:
-        """`[blocks, heads or 1, block, globals + slab]`: the window, the ends of the sequence, and the bias."""
+        """The mask `[blocks, heads or 1, block, globals + slab]` of the window, the sequence's ends and the bias."""
         assert pattern.half_window is not None
         block, reach, num_global = self.block_size, pattern.half_window, min(pattern.num_global_tokens, length)
         starts = torch.arange(blocks, device=q.device)[:, None, None] * block
         queries = starts + torch.arange(block, device=q.device)[:, None]  # [blocks, block, 1]
         keys = starts - reach + torch.arange(block + 2 * reach, device=q.device)  # [blocks, 1, slab]
-        # global tokens have columns of their own, in front
+        # global tokens have their own columns in front
         near = (queries - keys).abs() <= reach
         visible = near & (keys >= num_global) & (keys < length)
         if num_global:
@@ -163,36 +149,37 @@ class SdpaBackend(AttentionBackend):
             keys = torch.cat((front, keys), dim=2)
             visible = torch.cat((visible.new_ones(blocks, block, num_global), visible), dim=2)
         bias = pattern.bias(queries, keys, q.dtype)  # [heads, blocks, block, slab]
-        # rows past the end of the sequence are thrown away; they see everything so that nothing is undefined
+        # rows past the end of the sequence are dropped later; they see everything so that softmax stays defined
         visible = visible | (queries >= length)
         return _additive(visible, bias, q.dtype).transpose(0, 1)
 
 
 def make_mask(q: Tensor, pattern: AttentionPattern, queries: slice, num_keys: int) -> Tensor:
-    """The additive mask `[heads or 1, queries, keys]` of some rows of a pattern."""
+    """Return the additive mask `[heads or 1, queries, keys]` of some queries of a pattern."""
     i = torch.arange(queries.start, queries.stop, device=q.device)[:, None]
     j = torch.arange(num_keys, device=q.device)
     return _additive(pattern.visible(i, j), pattern.bias(i, j, q.dtype), q.dtype)
 
 
 def _additive(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """0 (or the bias) where visible and -inf elsewhere, with a dimension of heads in front."""
+    """Return 0 or the bias where visible and -inf elsewhere, with heads as the first dimension."""
     base = torch.zeros((1, *visible.shape), dtype=dtype, device=visible.device) if bias is None else bias
     return base.masked_fill(~visible, float("-inf"))
 
 
 def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, scale: float, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, context: AttentionContext
 ) -> Tensor:
-    """One call, with padding keys hidden and 0 for a query that sees nothing."""
+    """Attend in one call, with padding keys hidden and 0 for a query that sees nothing."""
+    scale, dropout = context.scale, context.dropout
     if mask is not None and mask.dim() == 3:
-        mask = mask[None]  # torch's fused kernel wants four dimensions
+        mask = mask[None]  # torch's fused kernel needs four dimensions
     if key_mask is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     keys = key_mask[:, None, None]  # [rows, 1, 1, keys]
     visible = keys if mask is None else keys & (mask > float("-inf"))
     sees_any = visible.any(dim=-1, keepdim=True)
-    # softmax over nothing is undefined, so such a query sees all keys and its result is dropped
+    # softmax over nothing is undefined, so a query without keys sees all of them and its result is dropped
     base = q.new_zeros(()) if mask is None else mask.masked_fill(mask == float("-inf"), 0.0)
     combined = base.masked_fill(~visible & sees_any, float("-inf"))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=combined, dropout_p=dropout, scale=scale)

@@ -1,1 +1,1 @@
-"""Fused and device-specific operations; everything that knows a CPU, oneDNN or Triton."""
+"""Fused and device-specific operations: all code that knows CPUs, oneDNN or Triton."""

@@ -1,6 +1,6 @@
-"""The C kernel: compiled for this machine when first needed, kept in a folder of the user, loaded without torch's help.
+"""The int8 C kernel: compiled for this machine at first use, cached in the user's folder, and loaded with ctypes.
 
-Where the CPU or a compiler is missing there is no kernel, and the same numbers come from torch.
+Without a suitable CPU or a compiler, torch computes the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from bertblocks.core.cpu import cpu_flags
 
 SOURCE = Path(__file__).with_name("int8.c")
-#: What the kernel is made of, as Linux and as compilers call it.
+#: The instruction sets that the kernel needs: Linux' names and the compiler's options.
 CPU_FLAGS = {
     "avx512f": "-mavx512f",
     "avx512bw": "-mavx512bw",
@@ -29,18 +29,18 @@ CPU_FLAGS = {
     "avx512vl": "-mavx512vl",
     "avx512_vnni": "-mavx512vnni",
 }
-#: The order of a matrix in memory: this many outputs stand together, by four inputs at a time.
+#: The memory order of a matrix: panels of this many outputs, four inputs at a time.
 PANEL, QUAD = 32, 4
-#: Numbers of the kernel's activations.
+#: The kernel's codes for activations.
 RELU, SILU, GELU, GELU_TANH = range(4)
 
 
 class KernelError(RuntimeError):
-    """Why there is no kernel on this machine."""
+    """Says why this machine cannot run the kernel."""
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of int8.c: a packed matrix with its sums, scales and bias."""
+    """The struct `Layer` of int8.c: a packed matrix with its sums, scales and bias."""
 
     _fields_ = [
         ("weight", ctypes.c_void_p),
@@ -53,7 +53,7 @@ class Layer(ctypes.Structure):
 
 
 class PackedLayer:
-    """A layer in the kernel's order, with the memory that it points into."""
+    """A layer in the kernel's memory order; it keeps the tensors alive that the struct points into."""
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         outputs, inputs = weight.shape
@@ -61,7 +61,7 @@ class PackedLayer:
         matrix = torch.zeros(rows, columns, dtype=torch.int8)
         matrix[:outputs, :inputs] = weight
         panels = matrix.view(rows // PANEL, PANEL, columns // QUAD, QUAD).transpose(1, 2)
-        # torch aligns memory to the 64 bytes that the kernel loads at a time
+        # torch aligns memory to 64 bytes, which the kernel's loads rely on
         self.weight = panels.contiguous()
         self.sums = matrix.sum(1, dtype=torch.int32)
         self.scales, self.bias = torch.zeros(rows), torch.zeros(rows)
@@ -74,7 +74,7 @@ class PackedLayer:
 
 
 class Kernel:
-    """Calls into the compiled library, on as many threads as torch uses."""
+    """Calls the compiled library on as many threads as torch uses."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -85,34 +85,34 @@ class Kernel:
         self._mlp.argtypes = [layer, layer, ctypes.c_int, ctypes.c_int, pointer, number, pointer, ctypes.c_int]
 
     def linear(self, x: Tensor, packed: PackedLayer) -> Tensor:
-        """x W^T + bias for fp32 rows."""
+        """Compute x W^T + bias for fp32 rows."""
         out = torch.empty(x.shape[0], packed.layer.outputs)
         if not self._linear(packed.reference, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
-            raise MemoryError(f"No memory for {x.shape[0]} rows as int8.")
+            raise MemoryError(f"Not enough memory for {x.shape[0]} int8 rows.")
         return out
 
     def mlp(self, x: Tensor, up: PackedLayer, down: PackedLayer, activation: int, gated: bool) -> Tensor:
-        """The feed-forward network; its hidden units exist for a few rows at a time only."""
+        """Compute the feed-forward network, holding hidden units for only a few rows at a time."""
         out = torch.empty(x.shape[0], down.layer.outputs)
         pointers = (x.data_ptr(), x.shape[0], out.data_ptr())
         if not self._mlp(up.reference, down.reference, activation, gated, *pointers, torch.get_num_threads()):
-            raise MemoryError(f"No memory for {x.shape[0]} rows as int8.")
+            raise MemoryError(f"Not enough memory for {x.shape[0]} int8 rows.")
         return out
 
 
 @functools.cache
 def find_kernel() -> Kernel | KernelError:
-    """The kernel, or why there is none."""
+    """Return the kernel, or the reason why there is none."""
     try:
         return Kernel(_compiled())
     except KernelError as error:
         return error
-    except OSError as error:  # the library cannot be loaded, such as for want of OpenMP
+    except OSError as error:  # the library cannot be loaded, for example because OpenMP is missing
         return KernelError(str(error))
 
 
 def describe() -> str:
-    """Which int8 kernel this machine runs.
+    """Describe the int8 kernel that this machine runs.
 
     Example:
         >>> describe().startswith("int8: ")
@@ -129,7 +129,7 @@ def describe() -> str:
 
 
 def _compiled() -> Path:
-    """The library, from the cache or made now."""
+    """Return the library's path, compiling it if it is not cached."""
     if missing := CPU_FLAGS.keys() - cpu_flags():
         raise KernelError(f"this CPU has no {', '.join(sorted(missing))}")
     source = SOURCE.read_bytes()
@@ -142,7 +142,7 @@ def _compiled() -> Path:
         path = folder / f"int8-{key}.so"
         if path.is_file():
             return path
-        # under another name first: several processes may do this at once, and none must see half a file
+        # compile to a temporary name: several processes may compile at once, and none may see half a file
         handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
         done = subprocess.run([*command, str(SOURCE), "-o", scratch, "-lm"], capture_output=True, check=False)
@@ -155,13 +155,13 @@ def _compiled() -> Path:
 
 
 def _compilers() -> list[list[str]]:
-    """Commands to try, the one that the environment names first."""
+    """Return the compilers to try, beginning with the one that CC names."""
     named = shlex.split(os.environ.get("CC", ""))
     return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user writes to; one for this process alone where there is none."""
+    """Return a folder that only this user can write to, or a temporary one for this process."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(root) / "bertblocks"
     try:

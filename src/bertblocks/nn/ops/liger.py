@@ -1,4 +1,4 @@
-"""Optional Liger (Triton) kernels: used on CUDA when installed, never needed."""
+"""Optional Liger (Triton) kernels, used on CUDA if installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class LigerKernels:
-    """The three Liger operations that encoders gain from, behind plain functions."""
+    """The three Liger operations that speed up encoders, as plain functions."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-        # offset 0, casting as Llama does, gradient not in place: x may be the residual stream
+        # offset 0, Llama's casting mode, gradient not in place because x may be the residual stream
         return LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ class LigerKernels:
         return LigerSiLUMulFunction.apply(gate.contiguous(), up.contiguous())
 
     def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Sum of cross-entropies without ever holding all logits."""
+        """Return the sum of cross-entropies without holding all logits."""
         from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
 
         return LigerFusedLinearCrossEntropyLoss(reduction="sum")(weight, hidden, labels, bias)
@@ -36,9 +36,9 @@ def liger_installed() -> bool:
 
 
 def liger(kernel_backend: str, x: Tensor) -> LigerKernels | None:
-    """The Liger kernels if `kernel_backend` wants them for this tensor, else None.
+    """Return the Liger kernels if `kernel_backend` selects them for this tensor, else None.
 
-    ``auto`` takes them where they run, ``torch`` never, and ``liger`` insists.
+    "auto" uses them where they run, "torch" never does, and "liger" raises an error where they cannot run.
     """
     if kernel_backend == "torch" or torch.compiler.is_compiling():
         return None
