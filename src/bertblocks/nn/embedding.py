@@ -78,9 +78,7 @@ class Embedding(nn.Module):
         x = self.token(token_ids) if token_embeddings is None else token_embeddings
         if self.token_dropout is not None:
             if token_ids is None:
-                raise ValueError(
-                    "inputs_embeds are given; token_dropout needs input_ids to find the mask tokens."
-                )
+                raise ValueError("inputs_embeds are given; token_dropout needs input_ids to find the mask tokens.")
             x = self.token_dropout(x, token_ids, layout)
         if self.token_type is not None:
             x = x + (self.token_type.weight[0] if token_types is None else self.token_type(token_types))

@@ -256,9 +256,7 @@ def keep_mask(mask: Tensor) -> Tensor:
         return mask == 0
     if bool(((mask != 0) & (mask != 1)).any()):
         invalid = mask[(mask != 0) & (mask != 1)][0].item()
-        raise ValueError(
-            f"attention_mask holds {invalid}; use booleans, 0 and 1, or an additive mask of values <= 0."
-        )
+        raise ValueError(f"attention_mask holds {invalid}; use booleans, 0 and 1, or an additive mask of values <= 0.")
     return mask == 1
 
 
