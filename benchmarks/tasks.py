@@ -36,8 +36,8 @@ from benchmarks.measure import Spread, ratios
 from benchmarks.pretrain import Watch
 from bertblocks import finetune
 from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.tasks.classify.metrics import regression_scores
 from bertblocks.tasks.classify.task import ClassifyTask
-from bertblocks.tasks.metrics import regression_scores
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.training.finetune import FineTuned
 from bertblocks.training.precision import choose_precision

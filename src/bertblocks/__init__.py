@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from bertblocks.nn.mlp import register_mlp as register_mlp
     from bertblocks.nn.norm import register_norm as register_norm
     from bertblocks.nn.position import register_position as register_position
+    from bertblocks.tasks.answer.predictions import Answer as Answer
+    from bertblocks.tasks.answer.predictions import Answers as Answers
+    from bertblocks.tasks.classify.predictions import Classification as Classification
+    from bertblocks.tasks.fill_mask import Filling as Filling
     from bertblocks.tasks.predictor import Predictor as Predictor
+    from bertblocks.tasks.tag.predictions import Tagged as Tagged
     from bertblocks.training.finetune import finetune as finetune
     from bertblocks.training.pretrain import pretrain as pretrain
     from bertblocks.training.recipe import read_recipe as read_recipe
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Answer": "tasks.answer.predictions",
+    "Answers": "tasks.answer.predictions",
     "AttentionBackend": "nn.backends",
     "BertBlocksConfig": "config",
     "BertBlocksForMaskedDiffusion": "models",
@@ -54,9 +61,12 @@ _HOMES = {
     "BertBlocksForTokenClassification": "models",
     "BertBlocksModel": "models",
     "BertBlocksPreTrainedModel": "models",
+    "Classification": "tasks.classify.predictions",
     "ConfigError": "config",
+    "Filling": "tasks.fill_mask",
     "Predictor": "tasks.predictor",
     "SequenceLayout": "nn.layout",
+    "Tagged": "tasks.tag.predictions",
     "convert": "checkpoints.convert",
     "finetune": "training.finetune",
     "from_huggingface": "checkpoints.huggingface",

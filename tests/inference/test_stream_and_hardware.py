@@ -16,7 +16,7 @@ from bertblocks import BertBlocksConfig, BertBlocksModel, Predictor
 from bertblocks.core import cpu
 from bertblocks.evaluation.mteb import MTEBEncoder
 from bertblocks.inference import hardware, stream
-from bertblocks.inference.progress import Meter
+from bertblocks.inference.progress import RunStats
 from bertblocks.text.lines import Lines
 from bertblocks.training.precision import choose_precision
 from tests.small_tokenizers import wrap
@@ -43,8 +43,8 @@ def test_results_come_in_the_order_of_texts(predictor, monkeypatch, kind):
     texts = texts_of(50)
     alone = np.concatenate([predictor.encode([text]) for text in texts])
     np.testing.assert_allclose(predictor.encode(kind(texts)), alone, atol=1e-6)
-    assert predictor.meter.items == 50
-    assert predictor.meter.tokens == sum(len(predictor.tokenizer(text)["input_ids"]) for text in texts)
+    assert predictor.stats.items == 50
+    assert predictor.stats.tokens == sum(len(predictor.tokenizer(text)["input_ids"]) for text in texts)
 
 
 def test_an_endless_source_is_read_only_so_far_ahead(predictor, monkeypatch):
@@ -69,10 +69,10 @@ def test_an_endless_source_is_read_only_so_far_ahead(predictor, monkeypatch):
 def test_long_texts_are_read_ahead_by_characters(predictor, monkeypatch):
     monkeypatch.setattr(stream, "MAX_CHARACTERS", 100)
     sizes = []
-    prepare = predictor._job("encode", {}).prepare
-    source = stream._Slices(["x" * 60] * 5)
+    preprocess = predictor._pipeline("encode", {}).preprocess
+    source = stream._ListChunks(["x" * 60] * 5)
     while (chunk := source.next_chunk())[0]:
-        sizes.append(len(prepare(*chunk)))
+        sizes.append(len(preprocess(*chunk)))
     assert sizes == [2, 2, 1]
 
 
@@ -149,13 +149,13 @@ def test_progress_shows_counts_speed_and_what_is_left(predictor, capsys, monkeyp
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "20/20" in shown.err
-    assert f"{predictor.meter.tokens:,} tokens" in shown.err
+    assert f"{predictor.stats.tokens:,} tokens" in shown.err
     assert "tokens/s" in shown.err
 
 
-def test_the_meter_counts():
-    meter = Meter(items=1200, tokens=30_000, seconds=2.0)
-    assert str(meter) == "1,200 texts, 30,000 tokens in 2.0 s (15,000 tokens/s)"
+def test_run_stats_are_written_as_a_sentence():
+    stats = RunStats(items=1200, tokens=30_000, seconds=2.0)
+    assert str(stats) == "1,200 texts, 30,000 tokens in 2.0 s (15,000 tokens/s)"
 
 
 # ---------------------------------------------------------------------- hardware

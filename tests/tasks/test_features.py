@@ -16,12 +16,14 @@ from transformers import AutoTokenizer
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
 from bertblocks.tasks.answer.task import AnswerTask
-from bertblocks.tasks.classify.task import ClassifyTask, TextExample, balanced_weights
+from bertblocks.tasks.classify.examples import TextExample
+from bertblocks.tasks.classify.task import ClassifyTask, balanced_weights
 from bertblocks.tasks.embed import task as embedding
-from bertblocks.tasks.embed.task import EmbeddingExample, EmbedTask
+from bertblocks.tasks.embed.examples import EmbeddingExample
+from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.labels import Labels, find_labels
 from bertblocks.tasks.settings import AnswerSettings, ClassifySettings, EmbedSettings, TagSettings
-from bertblocks.tasks.tag import task as tagging
+from bertblocks.tasks.tag import examples as tagging
 from bertblocks.tasks.tag.task import TagTask
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.squad import GoldAnswer, Question
@@ -102,7 +104,7 @@ def test_balanced_weights_make_classes_count_alike():
     model = tiny("sequence-classification", num_labels=2)
     batch = task.batch(task.features(examples, TEXTS, 8))
     logits = model(**batch.inputs).logits
-    by_hand = -(torch.log_softmax(logits, -1)[range(4), batch.targets] * weights[batch.targets]).sum()
+    by_hand = -(torch.log_softmax(logits, -1)[range(4), batch.labels] * weights[batch.labels]).sum()
     torch.testing.assert_close(task.losses(model, batch)["loss"], by_hand)
 
 
@@ -175,7 +177,7 @@ def test_each_word_is_scored_once_over_windows():
     scored = [label for feature in features for label in feature.target if label != -100]
     silent = {sentence.index(""), sentence.index("\u200b")}  # words without a token of their own
     assert sorted(scored) == [i for i in range(len(sentence)) if i not in silent]
-    assert task.notes == ["1 texts are longer than 24 tokens and seen through windows"]
+    assert task.notes == ["1 texts are longer than 24 tokens and split into windows"]
     assert all(len(feature.ids) <= 24 for feature in features)
 
 
@@ -191,7 +193,7 @@ def test_spans_of_characters_become_tags_of_words(tmp_path):
     found = [(example.words[e.start][0], example.words[e.end - 1][1], e.kind) for e in entities(example.tags)]
     assert found == spans
     path.write_text(json.dumps(row | {"spans": [{"start": 0, "end": 99, "label": "PER"}]}))
-    with pytest.raises(DataError, match="line 1: the span 0-99 is not in the text"):
+    with pytest.raises(DataError, match="line 1: the span 0-99 is outside the text"):
         tagging.read_tagged(path)
     path.write_text(json.dumps({"tokens": ["a", "b"], "tags": ["O"]}))
     with pytest.raises(DataError, match="line 1: there are 2 words and 1 tags"):
@@ -254,7 +256,7 @@ def test_the_answering_sum_is_the_padded_mean_times_its_count():
     assert features[1].target == (0, 0)
     model = tiny("question-answering")
     batch = task.batch(features)
-    starts, ends = batch.targets.unbind(1)
+    starts, ends = batch.labels.unbind(1)
     reference = model(**padded(features), start_positions=starts, end_positions=ends).loss
     total = task.losses(model, batch)["loss"]
     torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
@@ -304,6 +306,6 @@ def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions, score):
         if score is None:
             expected.append(F.cross_entropy(left @ right.T * 20, torch.arange(3)))
         else:
-            expected.append(embedding.cosent((left * right).sum(-1), batch.targets))
+            expected.append(embedding.cosent((left * right).sum(-1), batch.labels))
     total = task.losses(model, batch)["loss"] / batch.counts["loss"]
     torch.testing.assert_close(total, torch.stack(expected).mean(), rtol=1e-4, atol=1e-6)

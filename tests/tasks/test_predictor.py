@@ -109,7 +109,7 @@ def test_nothing_in_nothing_out(tokenizer):
     assert predictor.encode([]).shape == (0, 32)
     assert predictor.encode(iter([])).shape == (0, 32)
     assert np.linalg.norm(predictor.encode([""])) == pytest.approx(1.0)
-    assert predictor.meter.items == 1
+    assert predictor.stats.items == 1
 
 
 def test_a_text_without_any_token_is_a_vector_of_zeros():
@@ -151,7 +151,7 @@ def test_int8_stays_close(minilm):
     assert "int8" in repr(predictor)
     exact = Predictor(minilm, dtype=torch.float32).encode(texts)
     assert (exact * predictor.encode(texts)).sum(-1).min() > 0.99
-    with pytest.raises(ValueError, match=r"dtype is torch.bfloat16; int8 goes with float32"):
+    with pytest.raises(ValueError, match=r"dtype is torch.bfloat16; int8 requires float32"):
         Predictor(minilm, int8=True, dtype=torch.bfloat16)
 
 
@@ -396,7 +396,7 @@ def test_long_texts_are_refused_cut_or_windowed(tokenizer):
             theirs(torch.tensor([[2, *ids[one.start : one.stop], 3]])).logits[0] for one in cut_windows(len(ids), 30, 7)
         ]
         cut = theirs(torch.tensor([[2, *ids[:30], 3]])).logits[0].softmax(-1)
-    with pytest.raises(ValueError, match=rf"Text 1 has {len(ids)} tokens; this model reads 30 beside its special"):
+    with pytest.raises(ValueError, match=rf"Text 1 has {len(ids)} tokens; this model reads 30 plus special tokens"):
         make_predictor(theirs, tokenizer, too_long="error").classify(["plain", LONG])
     found = make_predictor(theirs, tokenizer, too_long="truncate").classify([LONG])[0]
     assert sorted(found.scores.values()) == pytest.approx(sorted(cut.tolist()), abs=1e-5)
@@ -419,22 +419,22 @@ def test_windows_of_an_embedding_count_by_their_tokens(tokenizer):
 
 
 def test_pairs_keep_their_first_text_whole(tokenizer):
-    fitter = SequenceSplitter(TextTokenizer(tokenizer), 32, "window", None)
-    first, second = fitter.tokenizer.tokenize(["plain words", LONG])
-    pieces = fitter.fit_pair(first, second, 0)
-    assert len(pieces) > 2
-    for piece in pieces:
-        assert len(piece.framed.ids) <= 32
-        assert piece.framed.ids[1 : 1 + len(first.ids)] == first.ids
+    splitter = SequenceSplitter(TextTokenizer(tokenizer), 32, "window", None)
+    first, second = splitter.tokenizer.tokenize(["plain words", LONG])
+    segments = splitter.split_pair(first, second, 0)
+    assert len(segments) > 2
+    for segment in segments:
+        assert len(segment.sequence.ids) <= 32
+        assert segment.sequence.ids[1 : 1 + len(first.ids)] == first.ids
     # a first text that leaves no room is cut as in training, unless it is a question
-    long = fitter.fit_pair(second, first, 0)
-    assert [piece.framed.ids for piece in long] == [
+    long = splitter.split_pair(second, first, 0)
+    assert [segment.sequence.ids for segment in long] == [
         tokenizer(LONG, "plain words", truncation="only_first", max_length=32)["input_ids"]
     ]
-    assert all(len(piece.framed.ids) <= 32 for piece in fitter.fit_pair(second, second, 0))
-    with pytest.raises(ValueError, match=r"Pair 3 has .* leaves no room beside the first text"):
-        fitter.fit_pair(second, second, 3, cut_first=False)
-    cut = SequenceSplitter(TextTokenizer(tokenizer), 32, "truncate", None).fit_pair(second, first, 0)[0].framed.ids
+    assert all(len(segment.sequence.ids) <= 32 for segment in splitter.split_pair(second, second, 0))
+    with pytest.raises(ValueError, match=r"Pair 3 has .* the first text leaves no room"):
+        splitter.split_pair(second, second, 3, cut_first=False)
+    cut = SequenceSplitter(TextTokenizer(tokenizer), 32, "truncate", None).split_pair(second, first, 0)[0].sequence.ids
     assert cut == tokenizer(LONG, "plain words", truncation="longest_first", max_length=32)["input_ids"]
 
 
@@ -496,7 +496,7 @@ def test_a_head_is_never_made_up(tmp_path, tokenizer):
     assert predictor.encode(["plain"]).shape == (1, 32)
     for method, head in (("classify", "sequence-classification"), ("tag", "token-classification")):
         with pytest.raises(
-            ValueError, match=f"{method} needs a model with a {head} head; this one is a BertBlocksForM"
+            ValueError, match=f"{method} needs a model with a {head} head; this model is a BertBlocksForM"
         ):
             getattr(predictor, method)(["plain"])
     with pytest.raises(ValueError, match="answer needs a model with a question-answering head"):
@@ -514,12 +514,12 @@ def test_wrong_settings_are_refused(tokenizer):
         ({"token_budget": -1}, "token_budget is -1; it must be at least 1"),
         ({"too_long": "cut"}, "too_long is 'cut'; it must be one of error, truncate, window"),
         ({"pooling": "sum"}, "pooling is 'sum'; it must be one of cls, mean, max"),
-        ({"max_length": 2}, "max_length is 2; special tokens alone are 2"),
-        ({"task": "base"}, "task goes with a folder"),
+        ({"max_length": 2}, "max_length is 2; it must leave room for text next to the 2 special tokens"),
+        ({"task": "base"}, "task is 'base'; it requires a folder"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             Predictor(model, tokenizer, **options)
-    with pytest.raises(ValueError, match="There is no tokenizer beside the model; give one"):
+    with pytest.raises(ValueError, match="The checkpoint does not have a tokenizer; pass one"):
         Predictor(model)
     with pytest.raises(TypeError, match="model is a BertModel; it must be a BertBlocks model, a folder or a hub id"):
         Predictor(make_bert("BertModel"), tokenizer)
@@ -541,18 +541,18 @@ def test_what_is_no_text_is_named(tokenizer, wrong):
 
 def test_other_bad_inputs(tokenizer):
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
-    with pytest.raises(TypeError, match="The texts are one string, 'plain'; give a list of texts"):
+    with pytest.raises(TypeError, match="The texts are a single string, 'plain'; pass a list of texts"):
         predictor.encode("plain")
-    with pytest.raises(ValueError, match="Text 1 holds half of a surrogate pair"):
+    with pytest.raises(ValueError, match="Text 1 contains half of a surrogate pair"):
         predictor.encode(["plain", "\ud83d"])
-    with pytest.raises(ValueError, match="dimensions is 33; it must be from 1 to 32"):
+    with pytest.raises(ValueError, match="dimensions is 33; it must be between 1 and 32"):
         predictor.encode(["plain"], dimensions=33)
     filler = make_predictor(make_bert("BertForMaskedLM"), tokenizer, too_long="truncate")
-    with pytest.raises(ValueError, match=r"Text 1 holds no \[MASK\] to fill"):
+    with pytest.raises(ValueError, match=r"Text 1 does not contain \[MASK\]"):
         filler.fill_mask(["a [MASK]", "plain"])
     with pytest.raises(ValueError, match=r"Text 0 has a \[MASK\] in the part that is truncated"):
         filler.fill_mask([LONG + "[MASK]"])
-    with pytest.raises(ValueError, match="top_k is 0; it must be from 1 to the vocabulary's 120"):
+    with pytest.raises(ValueError, match="top_k is 0; it must be between 1 and the vocabulary size, 120"):
         filler.fill_mask(["[MASK]"], top_k=0)
     answerer = make_predictor(make_bert("BertForQuestionAnswering"), tokenizer)
     with pytest.raises(TypeError, match="Question 0 is 'why'; it must be a pair of a question and its context"):
@@ -564,9 +564,9 @@ def test_other_bad_inputs(tokenizer):
     tagger = make_predictor(make_bert("BertForTokenClassification", **labelled("X", "Y")), tokenizer)
     with pytest.raises(TypeError, match="Text 0, word 1 is 7; it must be a string"):
         tagger.tag([["plain", 7]])
-    with pytest.raises(ValueError, match=r"level is 'entities'; this model's labels \(such as 'X'\) mark none"):
+    with pytest.raises(ValueError, match=r"level is 'entities'; this model's labels \(such as 'X'\) do not mark any"):
         tagger.tag(["plain"], level="entities")
     with pytest.raises(ValueError, match=r"level is 'word'; .* \(did you mean 'words'\?\)"):
         tagger.tag(["plain"], level="word")
-    with pytest.raises(ValueError, match="Text 0 is a list of words, and level is 'tokens'"):
+    with pytest.raises(ValueError, match="Text 0 is a list of words, but level is 'tokens'"):
         tagger.tag([["plain"]], level="tokens")

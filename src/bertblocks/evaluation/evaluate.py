@@ -13,9 +13,10 @@ import torch
 
 from bertblocks.core.settings import read_section
 from bertblocks.evaluation.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
+from bertblocks.evaluation.significance import paired_bootstrap
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.ops.cpu import flushed_denormals
-from bertblocks.tasks.metrics import Scores, paired_bootstrap
+from bertblocks.tasks.base import Scores
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.encoding import TextTokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertblocks.core.registry import nearest
 from bertblocks.evaluation.evaluate import evaluate
-from bertblocks.tasks.metrics import Scores
+from bertblocks.tasks.base import Scores
 from bertblocks.text.tables import DataError
 from bertblocks.training.finetune import finetune, is_finished
 

@@ -1,4 +1,4 @@
-"""What this machine runs best: device, threads, dtype, and how many tokens at once."""
+"""Chooses what suits the machine: device, threads, dtype, and tokens per batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from bertblocks.core.cpu import allowed_cpus
 from bertblocks.nn.ops.cpu import has_bf16_units
 
+#: Tokens per batch for each CPU thread, and on a GPU.
 CORE_TOKENS, GPU_TOKENS = 1024, 32768
 
 
@@ -18,23 +19,26 @@ def choose_device() -> torch.device:
 
 
 def choose_threads() -> int:
-    """As many as torch would take, but no more than this process may use: torch does not see a container's limit."""
+    """Returns torch's number of threads, capped at the CPUs this process may use: torch ignores container limits."""
     return max(1, min(torch.get_num_threads(), allowed_cpus()))
 
 
 def choose_token_budget(device: torch.device, threads: int) -> int:
-    """Enough to keep the cores busy; more does not help a CPU, whose caches then overflow."""
+    """Returns enough tokens to keep the cores busy. More does not help a CPU, because its caches overflow."""
     return min(CORE_TOKENS * max(threads, 2), GPU_TOKENS) if device.type == "cpu" else GPU_TOKENS
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware has units for it, float32 elsewhere; by its flags, so that results do not vary."""
+    """Returns bfloat16 where the hardware has units for it and float32 elsewhere.
+
+    The choice follows hardware flags rather than timings, so a machine always gives the same results.
+    """
     return torch.bfloat16 if has_bf16_units(device) else torch.float32
 
 
 @contextlib.contextmanager
 def limited_threads(threads: int) -> Iterator[None]:
-    """torch's threads for the time of a block; the caller's number is put back."""
+    """Sets torch's number of threads inside a `with` block and restores the caller's afterwards."""
     before = torch.get_num_threads()
     if threads == before:
         yield

@@ -1,4 +1,4 @@
-"""How far a run is, and how fast."""
+"""Counts and speed of a run, with a progress bar."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from bertblocks.core.console import progress_bar
 
 
 @dataclass
-class Meter:
-    """Counts inputs and tokens, and shows them on stderr if asked to; time left too where the total is known."""
+class RunStats:
+    """Counts inputs, tokens and seconds.
+
+    With `is_shown` they appear in a progress bar on stderr, with the time left if `total` is known.
+    """
 
     total: int | None = None
     is_shown: bool = False
@@ -24,7 +27,7 @@ class Meter:
     _progress: Progress | None = field(default=None, repr=False)
     _task: TaskID = field(default=TaskID(0), repr=False)
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> RunStats:
         self._started = time.perf_counter()
         if self.is_shown:
             columns = (
@@ -41,19 +44,19 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._measure()
+        self._update()
         if self._progress is not None:
             self._progress.stop()
 
     def add_tokens(self, count: int) -> None:
         self.tokens += count
-        self._measure()
+        self._update()
 
     def add_items(self, count: int) -> None:
         self.items += count
-        self._measure()
+        self._update()
 
-    def _measure(self) -> None:
+    def _update(self) -> None:
         self.seconds = time.perf_counter() - self._started
         if self._progress is not None:
             self._progress.update(self._task, completed=self.items, tokens=self.tokens, speed=self.tokens_per_second)

@@ -1,10 +1,13 @@
-"""Texts of any length made to fit a model: refused, cut, or seen through windows."""
+"""Fits texts of any length to a model: reject them, truncate them, or split them into overlapping windows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from transformers import PreTrainedTokenizerBase
+
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.text.encoding import EncodedSequence, TextTokenizer, TokenizedText
 from bertblocks.text.windows import Window, cut_pair, cut_windows
 
@@ -14,41 +17,46 @@ TOO_LONG: tuple[TooLong, ...] = ("error", "truncate", "window")
 
 @dataclass(frozen=True)
 class Segment:
-    """One sequence for the model, and the tokens of its text that it shows."""
+    """One sequence for the model, and the window of the text's tokens that it contains."""
 
-    framed: EncodedSequence
+    sequence: EncodedSequence
     window: Window
-    #: TokenizedText of the sequence whose scores are asked for, where not all are.
-    rows: list[int] | None = None
+    #: Tokens of the sequence whose scores are needed; None means all of them.
+    token_indices: list[int] | None = None
 
 
 class SequenceSplitter:
-    """Cuts token ids into sequences of at most `max_length` tokens.
+    """Splits token ids into sequences of at most `max_length` tokens.
 
-    Windows share `overlap` tokens, by default a quarter of what fits.
+    Windows share `overlap` tokens, by default a quarter of the tokens that fit.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, too_long: TooLong, overlap: int | None) -> None:
+        if too_long not in TOO_LONG:
+            raise ValueError(f"too_long is {too_long!r}; it must be one of {', '.join(TOO_LONG)}.")
         if max_length <= tokenizer.num_special():
-            raise ValueError(f"max_length is {max_length}; special tokens alone are {tokenizer.num_special()}.")
+            raise ValueError(
+                f"max_length is {max_length}; it must leave room for text next to the {tokenizer.num_special()} "
+                "special tokens."
+            )
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.too_long = too_long
         self.overlap = overlap
 
-    def fit(self, tokens: TokenizedText, index: int) -> list[Segment]:
-        """The pieces of text number `index`."""
+    def split(self, tokens: TokenizedText, index: int) -> list[Segment]:
+        """Returns the segments of text number `index`."""
         room = self.max_length - self.tokenizer.num_special()
         windows = self._cut(len(tokens.ids), room, f"Text {index} has {len(tokens.ids)} tokens")
-        return [Segment(self.tokenizer.frame(tokens.ids[one.start : one.stop]), one) for one in windows]
+        return [Segment(self.tokenizer.frame(tokens.ids[window.start : window.stop]), window) for window in windows]
 
-    def fit_pair(
+    def split_pair(
         self, first: TokenizedText, second: TokenizedText, index: int, cut_first: bool = True
     ) -> list[Segment]:
-        """The pieces of a pair: windows move over the second text, and each shows the first one.
+        """Returns the segments of pair number `index`: each contains the first text and a window of the second.
 
-        With `cut_first` the longer text is truncated first, and beside windows the first text keeps so much that half
-        of a sequence is the second's. Otherwise the second alone is cut.
+        With `cut_first`, truncation shortens the longer text first, and with windows the first text is cut so that the
+        second gets at least half of a sequence. Without it, only the second text is cut.
         """
         space = self.max_length - self.tokenizer.num_special(pair=True)
         left, right = first.ids, second.ids
@@ -60,7 +68,7 @@ class SequenceSplitter:
         message = f"Pair {index} has {len(left)} and {len(right)} tokens"
         if room < min(len(right), 2):
             raise ValueError(
-                f"{message}; this model reads {space} of a pair, which leaves no room beside the first text."
+                f"{message}; this model reads {space} of a pair, and the first text leaves no room for the second."
             )
         return [
             Segment(self.tokenizer.frame(left, right[window.start : window.stop]), window)
@@ -73,6 +81,17 @@ class SequenceSplitter:
             return [Window(0, kept, 0, kept)]
         if self.too_long == "error":
             raise ValueError(
-                f"{message}; this model reads {room} beside its special ones. Set too_long to 'truncate' or 'window'."
+                f"{message}; this model reads {room} plus special tokens. Set too_long to 'truncate' or 'window'."
             )
         return cut_windows(length, room, room // 4 if self.overlap is None else self.overlap)
+
+
+def max_sequence_length(
+    model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase, limit: int | None = None
+) -> int:
+    """Returns the longest sequence a model reads, special tokens included.
+
+    The model's positions, its tokenizer and `limit`, the length that a checkpoint recommends, each set a bound.
+    """
+    positions = model.config.max_position_embeddings - model.config.position_offset
+    return min(positions, tokenizer.model_max_length, limit or positions)

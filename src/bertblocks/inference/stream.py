@@ -1,4 +1,4 @@
-"""From inputs to results, in order: read ahead, tokenised beside the model, run in flat batches of equal size."""
+"""Streams inputs through a pipeline: read ahead, preprocess while the model runs, batch by length, keep the order."""
 
 from __future__ import annotations
 
@@ -8,100 +8,106 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from bertblocks.inference.job import Job, Work
+from bertblocks.inference.pipeline import Pipeline, Request
 from bertblocks.inference.splitting import Segment
 
 Result = TypeVar("Result")
 
-#: How far inputs are read ahead of their results. Memory is bounded by this, however long the stream is.
+#: How far inputs are read ahead of their results. This bounds memory, however long the stream is.
 MAX_ITEMS, MAX_CHARACTERS = 1024, 2_000_000
-#: A source that is silent for so many seconds gets results for what it gave.
+#: When a source pauses for this many seconds, the inputs received so far are processed.
 PAUSE = 0.05
 
 
 def run_stream(
     items: Iterable[Any],
-    job: Job[Result],
-    run_pieces: Callable[[list[Segment]], Sequence[Any]],
+    pipeline: Pipeline[Result],
+    forward: Callable[[list[Segment]], Sequence[Any]],
     token_budget: int,
     on_batch: Callable[[int], None],
     on_items: Callable[[int], None],
 ) -> Generator[Result, None, None]:
-    """Results in the order of the inputs. `on_batch` is told tokens as they are done, `on_items` inputs."""
-    source = _Slices(items) if isinstance(items, (list, tuple)) else _Ahead(items)
+    """Yields results in the order of the inputs.
 
-    def prepare() -> list[Work] | None:
+    `forward` runs the model on segments. `on_batch` receives the number of tokens after each batch, `on_items` the
+    number of inputs after each chunk.
+    """
+    source = _ListChunks(items) if isinstance(items, (list, tuple)) else _IteratorChunks(items)
+
+    def preprocess() -> list[Request] | None:
         chunk, first = source.next_chunk()
-        return job.prepare(chunk, first) if chunk else None
+        return pipeline.preprocess(chunk, first) if chunk else None
 
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bertblocks-tokenizer")
     try:
-        prepared = pool.submit(prepare)
-        while (works := prepared.result()) is not None:
-            prepared = pool.submit(prepare)
-            for batch in _pack(works, token_budget):
-                pieces = [work.pieces[number] for work, number in batch]
-                for (work, number), output in zip(batch, run_pieces(pieces), strict=True):
-                    work.outputs[number] = output
-                on_batch(sum(len(piece.framed.ids) for piece in pieces))
-            on_items(len(works))
-            for work in works:
-                yield job.read(work)
+        upcoming = pool.submit(preprocess)
+        while (requests := upcoming.result()) is not None:
+            upcoming = pool.submit(preprocess)
+            for batch in _pack(requests, token_budget):
+                segments = [request.segments[number] for request, number in batch]
+                for (request, number), output in zip(batch, forward(segments), strict=True):
+                    request.outputs[number] = output
+                on_batch(sum(len(segment.sequence.ids) for segment in segments))
+            on_items(len(requests))
+            for request in requests:
+                yield pipeline.postprocess(request)
     finally:
         source.close()
         pool.shutdown(cancel_futures=True)
 
 
-def _pack(works: list[Work], token_budget: int) -> Iterator[list[tuple[Work, int]]]:
-    """Pieces by length, the longest first, in batches of at most the budget; one that is larger goes alone."""
-    pieces = [(work, number) for work in works for number in range(len(work.pieces))]
-    pieces.sort(key=lambda one: len(one[0].pieces[one[1]].framed.ids), reverse=True)
-    batch: list[tuple[Work, int]] = []
+def _pack(requests: list[Request], token_budget: int) -> Iterator[list[tuple[Request, int]]]:
+    """Packs segments, the longest first, into batches within the token budget; a longer segment gets its own batch."""
+    segments = [(request, number) for request in requests for number in range(len(request.segments))]
+    segments.sort(key=lambda entry: len(entry[0].segments[entry[1]].sequence.ids), reverse=True)
+    batch: list[tuple[Request, int]] = []
     tokens = 0
-    for work, number in pieces:
-        size = len(work.pieces[number].framed.ids)
+    for request, number in segments:
+        size = len(request.segments[number].sequence.ids)
         if batch and tokens + size > token_budget:
             yield batch
             batch, tokens = [], 0
-        batch.append((work, number))
+        batch.append((request, number))
         tokens += size
     if batch:
         yield batch
 
 
-def _characters(item: Any) -> int:
-    return len(item) if isinstance(item, str) else sum(map(_characters, item)) if isinstance(item, (list, tuple)) else 0
+def _count_characters(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item)
+    return sum(map(_count_characters, item)) if isinstance(item, (list, tuple)) else 0
 
 
-class _Slices:
+class _ListChunks:
     """The chunks of a list."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
-        self.place = 0
+        self.position = 0
 
     def next_chunk(self) -> tuple[list[Any], int]:
-        first, characters = self.place, 0
-        while self.place < min(first + MAX_ITEMS, len(self.items)) and characters < MAX_CHARACTERS:
-            characters += _characters(self.items[self.place])
-            self.place += 1
-        return list(self.items[first : self.place]), first
+        first, characters = self.position, 0
+        while self.position < min(first + MAX_ITEMS, len(self.items)) and characters < MAX_CHARACTERS:
+            characters += _count_characters(self.items[self.position])
+            self.position += 1
+        return list(self.items[first : self.position]), first
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """Lists have nothing to close."""
 
 
-class _Ahead:
-    """The chunks of an iterator that may wait for its items: what has arrived is not held back for what has not.
+class _IteratorChunks:
+    """The chunks of an iterator that may block: inputs that have arrived do not wait for those that have not.
 
-    A thread of its own reads, because an iterator cannot be asked whether it would wait.
+    A thread reads the iterator, because there is no way to ask an iterator whether it would block.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.arrived: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_ITEMS)
         self.is_closed = threading.Event()
         self.is_over = False
-        self.place = 0
+        self.position = 0
         threading.Thread(target=self._read, args=(items,), daemon=True, name="bertblocks-reader").start()
 
     def _read(self, items: Iterable[Any]) -> None:
@@ -110,7 +116,7 @@ class _Ahead:
                 if not self._put(("item", item)):
                     return
             self._put(("end", None))
-        except BaseException as error:  # whatever it is, it is raised again by the thread that asked
+        except BaseException as error:  # re-raised on the thread that asked for the results
             self._put(("error", error))
 
     def _put(self, event: tuple[str, Any]) -> bool:
@@ -134,12 +140,12 @@ class _Ahead:
                 continue
             if kind == "item":
                 chunk.append(value)
-                characters += _characters(value)
+                characters += _count_characters(value)
             else:
                 self.is_over = True
                 if kind == "error":
                     raise value
-        first, self.place = self.place, self.place + len(chunk)
+        first, self.position = self.position, self.position + len(chunk)
         return chunk, first
 
     def close(self) -> None:

@@ -1,1 +1,4 @@
-"""Fine-tuning and evaluation: data as people have it, made into what a model reads, and back into answers."""
+"""Tasks, one folder each: examples, features, predictions and metrics. `Predictor` applies a model to any of them.
+
+This package imports nothing itself, so that reading a task's settings does not load torch.
+"""

@@ -1,4 +1,4 @@
-"""What fine-tuning has to be told of a task."""
+"""The interface that fine-tuning and evaluation need from a task."""
 
 from __future__ import annotations
 
@@ -11,85 +11,89 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from bertblocks.tasks.features import FeatureBatch
-from bertblocks.tasks.metrics import Scores
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
 
-
-#: Examples that a report shows because they went worst.
-WORST = 20
+#: Scores by the name of their metric.
+Scores = dict[str, float]
+#: How many of the worst examples a report shows.
+NUM_WORST = 20
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scores, and what a report shows beside them: tables by title, as rows of which the first is the header."""
+    """Scores, and the tables that a report shows next to them."""
 
     scores: Scores
-    #: The task's metric on some of the examples, by their numbers; for intervals.
+    #: The task's metric on a subset of the examples, given their indices; used for confidence intervals.
     resample: Callable[[np.ndarray], float]
+    #: By title; the first row of each table is its header.
     tables: dict[str, list[list[Any]]] = field(default_factory=dict)
-    #: Of classifiers: how often each label (row) was taken for each (column), with the labels' names.
+    #: For classifiers: how often each gold label (row) was predicted as each label (column), and the label names.
     confusion: tuple[list[list[int]], list[str]] | None = None
 
 
 class FineTuneTask(ABC):
     """A task from files to scores.
 
-    Examples are what a person would recognise, features are what a model reads. Evaluation goes through the predictor,
-    so what is measured is what users of the model get.
+    Examples are what a person would recognise, features are what a model reads. Evaluation uses `Predictor`, so it
+    measures what users of the model get.
     """
 
     settings_class: ClassVar[type[FineTuneSettings]]
-    #: The head, as `bertblocks.load` names it.
+    #: The head, by its name in `bertblocks.load`.
     model_task: ClassVar[str]
-    #: The longest sequence that is trained on unless the settings say otherwise.
+    #: The longest training sequence, unless the settings give one.
     default_length: ClassVar[int] = 512
-    #: How embeddings are pooled, where a task makes them.
+    #: How token vectors are pooled, for tasks that make embeddings.
     pooling: str = "mean"
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-        #: What was noticed while reading: which columns were taken, what was repaired or cut.
+        #: Remarks about the data: the columns used, the tags repaired, the texts truncated.
         self.notes: list[str] = []
 
     @property
     @abstractmethod
     def metric(self) -> str:
-        """The score by which the best model is chosen; higher is better."""
+        """The score that selects the best model; higher is better."""
 
     @abstractmethod
     def read(self, source: str | Path) -> list[Any]:
-        """The examples of a file. The first file that is read says what the labels are."""
+        """Reads the examples of a file. The first file determines the labels."""
 
     def group(self, example: Any) -> str:
-        """Examples of one group are never split between training and evaluation."""
+        """Returns a key. Examples with the same key are never split between training and evaluation."""
         return example.place
 
     def adopt(self, config: Any) -> None:
-        """Takes over the labels of a model that is already fine-tuned, before any file is read."""
+        """Takes the labels from the config of a fine-tuned model, before any file is read."""
         return
 
     def config_changes(self) -> dict[str, Any]:
-        """Keys of the model's config that follow from the examples."""
+        """Returns the config keys that follow from the examples, such as the labels."""
         return {}
 
     @abstractmethod
     def features(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> list[Any]:
-        """What is trained on, in items that a batch takes whole."""
+        """Converts examples to the items that batches are made of."""
 
     @abstractmethod
-    def batch(self, features: Sequence[Any]) -> FeatureBatch: ...
+    def batch(self, features: Sequence[Any]) -> FlatBatch:
+        """Joins features into a flat batch."""
 
     @abstractmethod
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]: ...
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        """Computes summed losses, to be divided by the batch's counts."""
 
     @abstractmethod
-    def evaluate(self, predictor: Predictor, examples: Sequence[Any]) -> Evaluated: ...
+    def evaluate(self, predictor: Predictor, examples: Sequence[Any]) -> Evaluated:
+        """Scores a model's predictions on the examples."""
 
     def given_columns(self, *roles: str) -> dict[str, str]:
-        """Columns that the settings name."""
+        """Returns the columns that the settings name, by role."""
         return {role: getattr(self.settings, role) for role in roles if getattr(self.settings, role) is not None}

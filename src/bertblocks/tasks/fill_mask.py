@@ -1,75 +1,85 @@
-"""Tokens for the masks of a text."""
+"""Fill-mask: the most probable tokens for each mask of a text."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from bertblocks.inference.job import Job, SegmentBatch, Work, check_text
+from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check_text
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.numerics import upcast
-from bertblocks.tasks.results import Filling
 
-#: Rows of the vocabulary's scores that are held at once.
-ROWS = 512
+#: Masks whose scores over the whole vocabulary are in memory at once.
+MASKS_AT_ONCE = 512
 
 
-class FillingJob(Job[list[list[Filling]]]):
-    """For each mask, in order, its likeliest tokens. Only masks reach the decoder."""
+@dataclass(frozen=True)
+class Filling:
+    """A token for a mask, and its probability."""
 
-    def __init__(self, model: LanguageModel, fitter: SequenceSplitter, top_k: int = 5) -> None:
-        super().__init__(model, fitter)
+    token: str
+    id: int
+    score: float
+
+
+class FillMaskPipeline(Pipeline[list[list[Filling]]]):
+    """Predicts the `top_k` most probable tokens for each mask, in order. Only masks reach the decoder."""
+
+    def __init__(self, model: LanguageModel, splitter: SequenceSplitter, top_k: int = 5) -> None:
+        super().__init__(model, splitter)
         if not 1 <= top_k <= model.config.vocab_size:
-            raise ValueError(f"top_k is {top_k}; it must be from 1 to the vocabulary's {model.config.vocab_size}.")
+            raise ValueError(
+                f"top_k is {top_k}; it must be between 1 and the vocabulary size, {model.config.vocab_size}."
+            )
         self.top_k = top_k
-        self.tokenizer = fitter.tokenizer.tokenizer
+        self.tokenizer = splitter.tokenizer.tokenizer
         if self.tokenizer.mask_token_id is None:
-            raise ValueError("This tokenizer has no mask token, and so there is nothing to fill.")
+            raise ValueError("This tokenizer does not have a mask token, so there is nothing to fill.")
 
-    def prepare(self, items: Sequence[Any], first: int) -> list[Work]:
+    def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]
-        works = []
+        requests = []
         for index, tokens in enumerate(self.tokenize(texts, first), start=first):
-            masks = [place for place, token in enumerate(tokens.ids) if token == self.tokenizer.mask_token_id]
+            masks = [position for position, token in enumerate(tokens.ids) if token == self.tokenizer.mask_token_id]
             if not masks:
-                raise ValueError(f"Text {index} holds no {self.tokenizer.mask_token} to fill.")
-            pieces = []
-            for piece in self.fitter.fit(tokens, index):
-                window = piece.window
-                own = [mask for mask in masks if window.core_start <= mask < window.core_stop]
-                if own:
-                    rows = [piece.framed.start + mask - window.start for mask in own]
-                    pieces.append(replace(piece, rows=rows))
-            if sum(len(piece.rows or []) for piece in pieces) < len(masks):
+                raise ValueError(f"Text {index} does not contain {self.tokenizer.mask_token}.")
+            segments = []
+            for segment in self.splitter.split(tokens, index):
+                window = segment.window
+                own_masks = [mask for mask in masks if window.core_start <= mask < window.core_stop]
+                if own_masks:
+                    indices = [segment.sequence.start + mask - window.start for mask in own_masks]
+                    segments.append(replace(segment, token_indices=indices))
+            if sum(len(segment.token_indices or []) for segment in segments) < len(masks):
                 raise ValueError(f"Text {index} has a {self.tokenizer.mask_token} in the part that is truncated.")
-            works.append(Work(pieces))
-        return works
+            requests.append(Request(segments))
+        return requests
 
-    def run(self, batch: SegmentBatch) -> Sequence[list[list[Filling]]]:
+    def forward(self, batch: SegmentBatch) -> Sequence[list[list[Filling]]]:
         model = cast(LanguageModel, self.model)
-        own_rows = [piece.rows or [] for piece in batch.pieces]
-        starts = zip(batch.starts, own_rows, strict=False)
-        rows = torch.tensor([int(start) + row for start, own in starts for row in own], device=model.device)
-        hidden = model.base_model.encode(**batch.inputs, token_indices=lambda _: rows).hidden
-        fillings = [filling for part in hidden.split(ROWS) for filling in self._fill(model.logits(part))]
-        ends = torch.tensor([0, *map(len, own_rows)]).cumsum(0).tolist()
+        masks = [segment.token_indices or [] for segment in batch.segments]
+        starts = zip(batch.starts[:-1], masks, strict=True)
+        indices = torch.tensor([int(start) + mask for start, own in starts for mask in own], device=model.device)
+        hidden = model.base_model.encode(**batch.inputs, token_indices=lambda _: indices).hidden  # [masks, hidden]
+        fillings = [filling for part in hidden.split(MASKS_AT_ONCE) for filling in self._fill(model.logits(part))]
+        ends = torch.tensor([0, *map(len, masks)]).cumsum(0).tolist()
         return [fillings[start:end] for start, end in itertools.pairwise(ends)]
 
     def _fill(self, logits: Tensor) -> list[list[Filling]]:
         scores, ids = upcast(logits).softmax(dim=-1).topk(self.top_k)
         return [
-            [Filling(self._write(token), token, score) for token, score in zip(*row, strict=True)]
+            [Filling(self._decode(token), token, score) for token, score in zip(*row, strict=True)]
             for row in zip(ids.tolist(), scores.tolist(), strict=True)
         ]
 
-    def _write(self, token: int) -> str:
+    def _decode(self, token: int) -> str:
         return self.tokenizer.decode([token]).strip()
 
-    def read(self, work: Work) -> list[list[Filling]]:
-        return [mask for output in work.outputs for mask in output]
+    def postprocess(self, request: Request) -> list[list[Filling]]:
+        return [mask for output in request.outputs for mask in output]

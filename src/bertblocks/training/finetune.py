@@ -20,14 +20,13 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.core.registry import nearest
 from bertblocks.core.settings import read_section
 from bertblocks.core.storage import write_json
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, permute
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.tasks.answer.task import AnswerTask
-from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.embed.task import EmbedTask
-from bertblocks.tasks.features import FeatureBatch
-from bertblocks.tasks.metrics import Scores
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
@@ -364,10 +363,10 @@ class _Plan(Task):
         chosen = permute(ranks, len(self.items), combine("examples", self.settings.seed, epochs))
         return [self.items[index] for index in chosen.tolist()], {"example": last}
 
-    def batch(self, step: int, items: Sequence[Any]) -> FeatureBatch:
+    def batch(self, step: int, items: Sequence[Any]) -> FlatBatch:
         return self.task.batch(items)
 
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.task.losses(model, batch)
 
     def learning_rate(self, step: int) -> float:

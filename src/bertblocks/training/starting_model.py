@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load
 from bertblocks.checkpoints.sentence_transformers import read_settings
+from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import Linear
 from bertblocks.tasks.base import FineTuneTask
-from bertblocks.tasks.predictor import longest_sequence
 
 #: Learning rates by the number of weights inside layers: small models learn faster. Published ones lie near these.
 LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
@@ -57,7 +57,7 @@ def start_model(source: str | Path, task: FineTuneTask) -> Started:
     size = sum(one.numel() for name, one in model.named_parameters() if _LAYER.search(name))
     rate = next(rate for limit, rate in LEARNING_RATES if size <= limit)
     longest = model.config.max_position_embeddings - model.config.position_offset
-    usual_length = longest_sequence(model, tokenizer, settings)
+    usual_length = max_sequence_length(model, tokenizer, settings.max_length)
     return Started(model, tokenizer, longest, usual_length, rate, settings.pooling)
 
 

@@ -1,4 +1,4 @@
-"""Answers to questions as spans of a passage."""
+"""Fine-tuning and evaluation of question answering."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
-from bertblocks.tasks.features import Feature, FeatureBatch
-from bertblocks.tasks.metrics import answer_f1, answering_scores
+from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.tasks.answer.metrics import answer_f1, answering_scores
+from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.settings import AnswerSettings
 from bertblocks.text.alignment import trim
 from bertblocks.text.answer_spans import tokens_of_span
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AnswerTask(FineTuneTask):
-    """The span of a passage that answers a question, or none."""
+    """The span of a passage that answers a question, or no answer."""
 
     settings_class = AnswerSettings
     model_task = "question-answering"
@@ -44,14 +45,14 @@ class AnswerTask(FineTuneTask):
         return example.context
 
     def features(self, examples: Sequence[Question], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:
-        """Question and passage in windows that start `stride` tokens apart, with the answer's first and last token.
+        """Splits passages into windows `stride` tokens apart; the targets are the answer's first and last token.
 
-        In a window without the answer both are the first token, which stands for "no answer".
+        In a window without the answer, both targets are the first token, which stands for "no answer".
         """
-        asked = tokenizer.tokenize([question.question for question in examples])
+        questions = tokenizer.tokenize([question.question for question in examples])
         passages = tokenizer.tokenize([question.context for question in examples], offsets=True)
         features = []
-        for question, query, passage in zip(examples, asked, passages, strict=True):
+        for question, query, passage in zip(examples, questions, passages, strict=True):
             room = max_length - tokenizer.num_special(pair=True) - len(query.ids)
             if room < 2:
                 raise DataError(
@@ -59,37 +60,39 @@ class AnswerTask(FineTuneTask):
                     f"passage within max_length {max_length}."
                 )
             for window in cut_windows(len(passage.ids), room, max(room - self.settings.stride, 0)):
-                framed = tokenizer.frame(query.ids, passage.ids[window.start : window.stop])
+                sequence = tokenizer.frame(query.ids, passage.ids[window.start : window.stop])
                 span = None
                 if question.answers:
                     first = question.answers[0]
-                    place = trim(question.context, (first.start, first.end))  # tokens leave out the space around them
-                    span = tokens_of_span(passage.offsets[window.start : window.stop], *place)
-                target = (0, 0) if span is None else (framed.start + span[0], framed.start + span[1])
-                features.append(Feature(framed.ids, framed.types, target))
+                    # the spans of tokens do not include surrounding spaces
+                    bounds = trim(question.context, (first.start, first.end))
+                    span = tokens_of_span(passage.offsets[window.start : window.stop], *bounds)
+                target = (0, 0) if span is None else (sequence.start + span[0], sequence.start + span[1])
+                features.append(Feature(sequence.ids, sequence.types, target))
         return features
 
-    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
-        return FeatureBatch.of(features, torch.tensor([feature.target for feature in features]), len(features))
+    def batch(self, features: Sequence[Feature]) -> FlatBatch:
+        return make_batch(features, torch.tensor([feature.target for feature in features]), len(features))
 
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        starts, ends = batch.targets.unbind(1)
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        assert batch.labels is not None
+        starts, ends = batch.labels.unbind(1)
         out = model(**batch.inputs, start_positions=starts, end_positions=ends, num_items_in_batch=1)
         return {"loss": out.loss}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[Question]) -> Evaluated:
         has_unanswerable = any(not question.answers for question in examples)
-        said = predictor.answer(
+        predictions = predictor.answer(
             [(question.question, question.context) for question in examples],
             max_answer_tokens=self.settings.max_answer_tokens,
             no_answer_threshold=self.settings.no_answer_threshold if has_unanswerable else None,
         )
         gold = {question.id: [answer.text for answer in question.answers] for question in examples}
-        predicted = {question.id: one.text for question, one in zip(examples, said, strict=True)}
+        predicted = {question.id: answer.text for question, answer in zip(examples, predictions, strict=True)}
         f1 = np.array(
             [max(answer_f1(text, predicted[q.id]) for text in gold[q.id] or [""]) for q in examples], dtype=np.float64
         )
-        worst = [examples[i] for i in np.argsort(f1, kind="stable")[:WORST] if f1[i] < 1]
+        worst = [examples[i] for i in np.argsort(f1, kind="stable")[:NUM_WORST] if f1[i] < 1]
         rows = [[q.question, " | ".join(gold[q.id]), predicted[q.id], q.context] for q in worst]
         return Evaluated(
             answering_scores(gold, predicted),

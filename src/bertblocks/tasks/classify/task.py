@@ -1,9 +1,8 @@
-"""Labels and scores for texts and pairs of texts."""
+"""Fine-tuning and evaluation of classifiers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,32 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertblocks.tasks.base import WORST, Evaluated, FineTuneTask
-from bertblocks.tasks.features import Feature, FeatureBatch
+from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.classify.examples import TextExample, read_examples
+from bertblocks.tasks.classify.metrics import classification_scores, multi_label_scores, regression_scores
+from bertblocks.tasks.classify.predictions import Classification
+from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.labels import Labels, find_labels, labels_of_config
-from bertblocks.tasks.metrics import classification_scores, multi_label_scores, regression_scores
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.columns import choose_columns, write_columns
 from bertblocks.text.encoding import TextTokenizer
-from bertblocks.text.tables import DataError, Records, read_records
+from bertblocks.text.tables import DataError, read_records
 from bertblocks.text.windows import cut_pair
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
-    from bertblocks.tasks.results import Classification
-
-
-@dataclass(frozen=True)
-class TextExample:
-    text: str
-    pair: str | None
-    #: A class, a number, or a 0 or 1 for each label.
-    target: int | float | list[float]
-    place: str
 
 
 class ClassifyTask(FineTuneTask):
-    """One label, several, or a number for each text or pair; the kind is found from the labels unless said."""
+    """One label, several labels, or a number for each text or pair; the labels determine the kind unless it is set."""
 
     settings_class = ClassifySettings
     model_task = "sequence-classification"
@@ -53,7 +45,7 @@ class ClassifyTask(FineTuneTask):
 
     @property
     def _known_labels(self) -> Labels:
-        assert self.labels is not None, "labels are known once a file is read or a model adopted"
+        assert self.labels is not None, "labels are known once a file has been read or a model adopted"
         return self.labels
 
     def adopt(self, config: Any) -> None:
@@ -93,36 +85,36 @@ class ClassifyTask(FineTuneTask):
             room = max_length - tokenizer.num_special(has_pair)
             head, tail = cut_pair(left.ids, right.ids if has_pair else [], room)
             cut += len(head) + len(tail) < len(left.ids) + (len(right.ids) if has_pair else 0)
-            framed = tokenizer.frame(head, tail if has_pair else None)
-            features.append(Feature(framed.ids, framed.types, example.target))
+            sequence = tokenizer.frame(head, tail if has_pair else None)
+            features.append(Feature(sequence.ids, sequence.types, example.target))
         if cut:
-            self.notes.append(f"{cut:,} texts are cut to {max_length} tokens; max_length may be raised")
+            self.notes.append(f"{cut:,} texts are truncated to {max_length} tokens; raise max_length to keep more")
         return features
 
-    def batch(self, features: Sequence[Feature]) -> FeatureBatch:
+    def batch(self, features: Sequence[Feature]) -> FlatBatch:
         is_class = self._known_labels.problem == "single_label_classification"
         targets = torch.tensor([f.target for f in features], dtype=torch.long if is_class else torch.float32)
-        return FeatureBatch.of(features, targets, targets.numel())
+        return make_batch(features, targets, targets.numel())
 
-    def losses(self, model: nn.Module, batch: FeatureBatch) -> dict[str, Tensor]:
-        out = model(**batch.inputs, labels=batch.targets, class_weights=self.class_weights, num_items_in_batch=1)
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        out = model(**batch.inputs, labels=batch.labels, class_weights=self.class_weights, num_items_in_batch=1)
         return {"loss": out.loss}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[TextExample]) -> Evaluated:
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
-        said = predictor.classify(texts)
+        predictions = predictor.classify(texts)
         labels = self._known_labels
         if labels.problem == "single_label_classification":
-            return _score_classes(examples, said, labels.names)
+            return _score_classes(examples, predictions, labels.names)
         targets = np.array([example.target for example in examples])
         if labels.problem == "regression":
-            numbers = np.array([next(iter(one.scores.values())) for one in said])
-            worst = np.argsort(-np.abs(numbers - targets))[:WORST]
+            numbers = np.array([next(iter(prediction.scores.values())) for prediction in predictions])
+            worst = np.argsort(-np.abs(numbers - targets))[:NUM_WORST]
             rows = [[f"{targets[i]:g}", f"{numbers[i]:.3f}", _write(examples[i])] for i in worst]
             tables = {"Worst examples": [["gold", "predicted", "text"], *rows]}
             scores = regression_scores(targets, numbers)
             return Evaluated(scores, lambda i: regression_scores(targets[i], numbers[i])[self.metric], tables)
-        chosen = np.array([[name in one.labels for name in labels.names] for one in said])
+        chosen = np.array([[name in prediction.labels for name in labels.names] for prediction in predictions])
         return Evaluated(
             multi_label_scores(targets, chosen),
             lambda i: multi_label_scores(targets[i], chosen[i])[self.metric],
@@ -130,23 +122,10 @@ class ClassifyTask(FineTuneTask):
         )
 
 
-def read_examples(records: Records, columns: Mapping[str, str], labels: Labels) -> list[TextExample]:
-    examples = []
-    for index, row in enumerate(records.rows):
-        place = records.place(index)
-        texts = [row[columns[role]] for role in ("text", "text_pair") if role in columns]
-        for text in texts:
-            if not isinstance(text, str):
-                raise DataError(f"{place}: the text is {text!r}; it must be a string.")
-        target = labels.encode(row[columns["label"]], place)
-        examples.append(TextExample(texts[0], texts[1] if len(texts) > 1 else None, target, place))
-    return examples
-
-
 def balanced_weights(examples: Sequence[TextExample], labels: Labels) -> Tensor:
-    """Weights that make every class count alike; of several labels, those that make 0 and 1 of each count alike."""
+    """Computes weights that balance the classes; with several labels per text, that balance 0 and 1 of each label."""
     if labels.problem == "regression":
-        raise DataError("class_weights is 'balanced', and the labels are numbers: they have no classes.")
+        raise DataError("class_weights is 'balanced', but the labels are numbers, which do not have classes.")
     if labels.problem == "single_label_classification":
         counts = torch.bincount(torch.tensor([e.target for e in examples]), minlength=labels.size).clamp(min=1)
         return len(examples) / (labels.size * counts)
@@ -154,26 +133,27 @@ def balanced_weights(examples: Sequence[TextExample], labels: Labels) -> Tensor:
     return (len(examples) - ones).clamp(min=1) / ones
 
 
-def _score_classes(examples: Sequence[TextExample], said: Sequence[Classification], names: list[str]) -> Evaluated:
+def _score_classes(
+    examples: Sequence[TextExample], predictions: Sequence[Classification], names: list[str]
+) -> Evaluated:
     from sklearn import metrics
 
     index = {name: number for number, name in enumerate(names)}
     gold = [int(example.target) for example in examples]  # type: ignore[arg-type]
-    predicted = [index[one.labels[0]] for one in said]
-    everything = list(range(len(names)))
-    confusion = metrics.confusion_matrix(gold, predicted, labels=everything)
-    parts = metrics.precision_recall_fscore_support(gold, predicted, labels=everything, zero_division=0)
-    surest = sorted(
-        (i for i in range(len(gold)) if gold[i] != predicted[i]), key=lambda i: -said[i].scores[names[predicted[i]]]
-    )
+    predicted = [index[prediction.labels[0]] for prediction in predictions]
+    scores = [prediction.scores[prediction.labels[0]] for prediction in predictions]
+    classes = list(range(len(names)))
+    confusion = metrics.confusion_matrix(gold, predicted, labels=classes)
+    parts = metrics.precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
+    wrong = [i for i in range(len(gold)) if gold[i] != predicted[i]]
     worst = [
-        [names[gold[i]], names[predicted[i]], f"{said[i].scores[names[predicted[i]]]:.3f}", _write(examples[i])]
-        for i in surest[:WORST]
+        [names[gold[i]], names[predicted[i]], f"{scores[i]:.3f}", _write(examples[i])]
+        for i in sorted(wrong, key=lambda i: -scores[i])[:NUM_WORST]
     ]
-    right = np.array(gold) == np.array(predicted)
+    correct = np.array(gold) == np.array(predicted)
     return Evaluated(
         classification_scores(gold, predicted, len(names)),
-        resample=lambda i: float(right[i].mean()),
+        resample=lambda i: float(correct[i].mean()),
         tables={
             "Labels": _by_label(names, parts),
             "Worst examples": [["gold", "predicted", "probability", "text"], *worst],
@@ -183,22 +163,22 @@ def _score_classes(examples: Sequence[TextExample], said: Sequence[Classificatio
 
 
 def _by_label(names: list[str], parts: Sequence[np.ndarray]) -> list[list[Any]]:
-    """A table of precision, recall, F1 and count, as scikit-learn gives them."""
+    """Makes a table of the precision, recall, F1 and count that scikit-learn returns."""
     rows = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
     return [["label", "precision", "recall", "F1", "examples"], *rows]
 
 
 def _label_tables(
-    examples: Sequence[TextExample], gold: np.ndarray, said: np.ndarray, names: list[str]
+    examples: Sequence[TextExample], gold: np.ndarray, predicted: np.ndarray, names: list[str]
 ) -> dict[str, list[list[Any]]]:
-    """Scores by label where a text may have several, and the texts with the most labels wrong."""
+    """Makes tables of the scores by label, and of the texts with the most wrong labels, for multi-label models."""
     from sklearn import metrics
 
-    parts = metrics.precision_recall_fscore_support(gold, said, average=None, zero_division=0)
-    wrong = (gold != said).sum(axis=1)
+    parts = metrics.precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
+    wrong = (gold != predicted).sum(axis=1)
     worst = [
-        [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, said)), text]
-        for i in np.argsort(-wrong, kind="stable")[:WORST]
+        [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, predicted)), text]
+        for i in np.argsort(-wrong, kind="stable")[:NUM_WORST]
         if wrong[i] and (text := _write(examples[i]))
     ]
     return {

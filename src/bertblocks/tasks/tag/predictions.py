@@ -1,4 +1,4 @@
-"""Labels for words, tokens or entities of a text, with their places."""
+"""Labels for the entities, words or tokens of a text, with their positions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from bertblocks.core.registry import nearest
-from bertblocks.inference.job import Job, SegmentBatch, Work, check_text, to_numpy
+from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check_text, to_numpy
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.tasks.classify.predictions import softmax
-from bertblocks.tasks.results import Tagged
 from bertblocks.text.alignment import Span, align, join_words, words_of
 from bertblocks.text.tag_schemes import entities, find_scheme
 from bertblocks.text.windows import merge_windows
@@ -23,8 +22,22 @@ LEVELS: tuple[Level, ...] = ("entities", "words", "tokens")
 
 
 @dataclass(frozen=True)
+class Tagged:
+    """A labelled span of the input.
+
+    `start` and `end` count characters of a text, or words if the input is a list of words. `text` is the span itself.
+    """
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
 class _Context:
-    """A text, the words it was given in, if it was, and what lies where."""
+    """A text, its words if the input was a list of words, and the spans of its words and tokens."""
 
     text: str
     given: list[str] | None
@@ -32,11 +45,13 @@ class _Context:
     tokens: list[Span]
 
 
-class TaggingJob(Job[list[Tagged]]):
-    """A word has the label of its first token, as taggers are trained."""
+class TaggingPipeline(Pipeline[list[Tagged]]):
+    """Labels each word by its first token, as taggers are trained."""
 
-    def __init__(self, model: BertBlocksPreTrainedModel, fitter: SequenceSplitter, level: Level | None = None) -> None:
-        super().__init__(model, fitter)
+    def __init__(
+        self, model: BertBlocksPreTrainedModel, splitter: SequenceSplitter, level: Level | None = None
+    ) -> None:
+        super().__init__(model, splitter)
         config = model.config
         self.labels = [config.id2label[index] for index in range(config.num_labels)]
         has_entities = find_scheme([self.labels]) != "plain"
@@ -44,32 +59,33 @@ class TaggingJob(Job[list[Tagged]]):
         if self.level not in LEVELS:
             raise ValueError(f"level is {level!r}; it must be one of {', '.join(LEVELS)}{nearest(self.level, LEVELS)}.")
         if self.level == "entities" and not has_entities:
-            raise ValueError(f"level is 'entities'; this model's labels (such as {self.labels[0]!r}) mark none.")
+            raise ValueError(f"level is 'entities'; this model's labels (such as {self.labels[0]!r}) do not mark any.")
 
-    def prepare(self, items: Sequence[Any], first: int) -> list[Work]:
+    def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         contexts = [self._check(item, index) for index, item in enumerate(items, start=first)]
-        tokens = self.tokenize([text for text, _, _ in contexts], first, offsets=True)
+        tokenized = self.tokenize([text for text, _, _ in contexts], first, offsets=True)
         return [
-            Work(self.fitter.fit(one, index), _Context(text, given, words, one.offsets))
-            for index, (one, (text, given, words)) in enumerate(zip(tokens, contexts, strict=True), start=first)
+            Request(self.splitter.split(tokens, index), _Context(text, given, words, tokens.offsets))
+            for index, (tokens, (text, given, words)) in enumerate(zip(tokenized, contexts, strict=True), start=first)
         ]
 
     def _check(self, item: Any, index: int) -> tuple[str, list[str] | None, list[Span]]:
         if isinstance(item, (list, tuple)):
             given = [check_text(word, f"Text {index}, word {number}") for number, word in enumerate(item)]
             if self.level == "tokens":
-                raise ValueError(f"Text {index} is a list of words, and level is 'tokens': give the text itself.")
+                raise ValueError(f"Text {index} is a list of words, but level is 'tokens'; pass the text itself.")
             text, words = join_words(given)
             return text, given, words
         text = check_text(item, f"Text {index}")
         return text, None, [] if self.level == "tokens" else words_of(text)
 
-    def run(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
-        return list(batch.text_rows(to_numpy(self.model(**batch.inputs).logits)))
+    def forward(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
+        return list(batch.text_values(to_numpy(self.model(**batch.inputs).logits)))
 
-    def read(self, work: Work) -> list[Tagged]:
-        context: _Context = work.context
-        scores = softmax(merge_windows([piece.window for piece in work.pieces], work.outputs))  # [tokens, labels]
+    def postprocess(self, request: Request) -> list[Tagged]:
+        context: _Context = request.context
+        windows = [segment.window for segment in request.segments]
+        scores = softmax(merge_windows(windows, request.outputs))  # [tokens, labels]
         if self.level == "tokens":
             best = scores.argmax(axis=-1)
             return [
@@ -95,7 +111,7 @@ class TaggingJob(Job[list[Tagged]]):
         ]
 
     def _tag_words(self, context: _Context, scores: np.ndarray) -> tuple[list[str], list[float]]:
-        """Every word's label and score; one that no token speaks for is outside of everything, with a score of 0."""
+        """Returns each word's label and score; a word without a token is outside any entity and has a score of 0."""
         outside = "O" if "O" in self.labels else self.labels[0]
         tags, word_scores = [], []
         for token in align(context.words, context.tokens).word_tokens:

@@ -1,0 +1,106 @@
+"""The interface between the engine and a task: preprocess inputs, run the model, postprocess its outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.inference.splitting import Segment, SequenceSplitter
+from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.text.encoding import TokenizedText
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Request:
+    """One input on its way through the model, split into segments that the model can read."""
+
+    segments: list[Segment]
+    #: What the pipeline needs to postprocess the outputs.
+    context: Any = None
+    #: The model's output for each segment, filled in as batches finish.
+    outputs: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.outputs = [None] * len(self.segments)
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments, possibly of several requests, and the flat batch that the model reads."""
+
+    segments: Sequence[Segment]
+    flat: FlatBatch
+    #: Where each segment starts in the flat batch, and where the last one ends.
+    starts: np.ndarray
+
+    @classmethod
+    def from_segments(cls, segments: Sequence[Segment], device: torch.device, with_types: bool) -> SegmentBatch:
+        ids = [segment.sequence.ids for segment in segments]
+        types = [segment.sequence.types for segment in segments] if with_types else None
+        flat = FlatBatch.from_sequences(ids, types)
+        return cls(segments, flat.to(device), flat.cu_seqlens.numpy())
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The arguments of a model's forward pass."""
+        return self.flat.inputs
+
+    def text_values(self, values: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields, from one value per token, those of each segment's own text without special tokens."""
+        for start, segment in zip(self.starts[:-1], self.segments, strict=True):
+            first = start + segment.sequence.start
+            yield values[first : first + segment.window.stop - segment.window.start]
+
+
+class Pipeline(ABC, Generic[Result]):
+    """One task on one model. `preprocess` runs on another thread, in parallel with the model, and must not touch it."""
+
+    def __init__(self, model: BertBlocksPreTrainedModel, splitter: SequenceSplitter) -> None:
+        self.model = model
+        self.splitter = splitter
+
+    @abstractmethod
+    def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
+        """Checks, tokenises and splits inputs number `first`, `first + 1`, ..."""
+
+    @abstractmethod
+    def forward(self, batch: SegmentBatch) -> Sequence[Any]:
+        """Runs the model and returns its output for each segment."""
+
+    @abstractmethod
+    def postprocess(self, request: Request) -> Result:
+        """Makes the result of an input from the outputs of all its segments."""
+
+    def tokenize(self, texts: Sequence[str], first: int, offsets: bool = False) -> list[TokenizedText]:
+        """Tokenises texts. An error names the text by its number, counted from `first`."""
+        try:
+            return self.splitter.tokenizer.tokenize(texts, offsets)
+        except (TypeError, UnicodeEncodeError) as error:
+            for index, text in enumerate(texts, start=first):
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    raise ValueError(f"Text {index} contains half of a surrogate pair, which is not valid.") from error
+            raise
+
+
+def check_text(value: Any, name: str) -> str:
+    """Returns a string unchanged and rejects anything else, such as a number or None."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; it must be a string.")
+    return value
+
+
+def is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    return x.float().cpu().numpy()

@@ -1,0 +1,21 @@
+"""The paired bootstrap finds real differences and not chance ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bertblocks.evaluation.significance import paired_bootstrap
+
+
+def test_bootstrap_sees_a_real_difference_and_not_a_chance_one():
+    generator = np.random.default_rng(0)
+    first = generator.random(500) < 0.70
+    better, same = first | (generator.random(500) < 0.3), generator.permutation(first)
+
+    def interval(second):
+        return paired_bootstrap(lambda i: (first[i].mean(), second[i].mean()), 500)
+
+    low, high = interval(better)
+    assert 0 < low < better.mean() - first.mean() < high
+    low, high = interval(same)
+    assert low < 0 < high
