@@ -212,8 +212,8 @@ def test_piped_output_is_neither_cut_nor_coloured(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{bad", "is no valid JSON"),
-        ("[1]", "holds list, not a JSON object"),
+        ("{bad", "is not valid JSON"),
+        ("[1]", "holds a list, not a JSON object"),
         ('{"model_type": "gpt2"}', "model_type is 'gpt2'; BertBlocks reads the families bert"),
         ('{"model_type": ["bert"]}', "model_type is ['bert']; BertBlocks reads"),
         ('{"hidden_sise": 3}', "did you mean 'hidden_size'?"),

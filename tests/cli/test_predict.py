@@ -91,7 +91,7 @@ def test_answer(folders):
     assert len(found["best"]) == 2
     none = run_json("answer", folders["answer"], "two", "-q", "plain?", "--no-answer-threshold", "-1000")[0]
     assert none["text"] == ""
-    assert "There is no question" in run("answer", folders["answer"], "two", expect=1).stderr
+    assert "The question is missing" in run("answer", folders["answer"], "two", expect=1).stderr
 
 
 def test_embed(folders):
@@ -108,7 +108,7 @@ def test_fill_mask(folders):
     lines = run("fill-mask", folders["fill-mask"], "plain [MASK]", "--top-k", "3").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["mask", "1", "1", "1"]
     error = run("fill-mask", folders["fill-mask"], "plain", expect=1).stderr
-    assert "bertblocks: Text 0 holds no [MASK] to fill.\n" in error
+    assert "bertblocks: Text 0 does not contain [MASK].\n" in error
 
 
 def test_int8_and_threads(folders):
@@ -188,12 +188,12 @@ def test_lines_of_a_pipe_are_answered_one_by_one(folders):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give texts, or --file FILE, or - to read lines from standard input: one of these."),
-        (["plain", "--file", "x.txt"], "Give texts, or --file FILE"),
+        ([], "Give either texts, or --file FILE, or - to read lines from standard input."),
+        (["plain", "--file", "x.txt"], "Give either texts, or --file FILE"),
         (["--file", "missing.txt"], "missing.txt: no such file or folder, and no file matches it as a pattern."),
-        (["plain", "--column", "text=a"], "--column goes with --file."),
+        (["plain", "--column", "text=a"], "--column requires --file."),
         (["--file", "x.jsonl", "--column", "txet=a"], "where the role is text (did you mean 'text'?)."),
-        (["plain", "--dimensions", "99"], "dimensions is 99; it must be from 1 to 32."),
+        (["plain", "--dimensions", "99"], "dimensions is 99; it must be between 1 and 32."),
     ],
 )
 def test_bad_use_is_one_sentence(folders, arguments, message):
@@ -223,7 +223,7 @@ def test_bad_lines_are_named(folders, tmp_path, name, content, message):
 
 def test_wrong_models_and_long_texts(folders, tmp_path):
     error = run("classify", folders["embed"], "plain", expect=1).stderr
-    assert "classify needs a model with a sequence-classification head; this one is a BertBlocksModel." in error
+    assert "classify needs a model with a sequence-classification head; this model is a BertBlocksModel." in error
     assert "is no folder with a checkpoint" in run("embed", tmp_path / "none", "plain", expect=1).stderr
     error = run("embed", folders["embed"], "plain", LONG, "--too-long", "error", expect=1).stderr
-    assert "Text 1 has 90 tokens; this model reads 30 beside its special ones." in error
+    assert "Text 1 has 90 tokens; this model reads 30 plus special tokens." in error

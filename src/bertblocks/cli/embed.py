@@ -6,54 +6,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertblocks.cli.predict import (
-    Columns,
-    File,
-    Int8,
-    JsonLines,
-    Model,
-    Read,
-    Roles,
-    Settings,
-    Texts,
-    Threads,
-    TooLongOption,
-    predict,
-)
+from bertblocks.cli.predict import Prediction, predict_command
+from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+@predict_command
 def embed(
-    model: Model,
-    texts: Texts = None,
-    file: File = None,
     prompt: Annotated[
-        str | None, typer.Option(help="What to put in front of each text, or the name of one of the model's prompts.")
+        str | None, typer.Option(help="Text to put in front of each text, or the name of one of the model's prompts.")
     ] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep the first so many numbers.")] = None,
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep this many leading dimensions.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not scale vectors to length 1.")] = False,
-    column: Columns = None,
-    read: Read = None,
-    as_json: JsonLines = False,
-    int8: Int8 = False,
-    threads: Threads = None,
-    too_long: TooLongOption = "window",
-) -> None:
-    """Make embeddings; --json gives all of their numbers, the table the first four."""
-    predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
+) -> Prediction:
+    """Compute embeddings; --json prints whole vectors, the table their first four numbers."""
+    return Prediction(
         "encode",
+        {"prompt": prompt, "dimensions": dimensions, "normalize": not raw},
         Roles([("text",)]),
         header={"embedding": 36, "text": 0},
-        write_rows=lambda item, vector: [(_start_of(vector), item)],
-        write_json=lambda item, vector: {"text": item, "embedding": [round(float(x), 7) for x in vector]},
-        prompt=prompt,
-        dimensions=dimensions,
-        normalize=not raw,
+        to_rows=lambda item, vector: [(_abbreviate(vector), item)],
+        to_json=lambda item, vector: {"text": item, "embedding": [round(float(number), 7) for number in vector]},
     )
 
 
-def _start_of(vector: np.ndarray) -> str:
+def _abbreviate(vector: np.ndarray) -> str:
     return " ".join(f"{number:+.4f}" for number in vector[:4]) + " ..."

@@ -7,50 +7,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertblocks.cli.predict import (
-    Columns,
-    File,
-    Int8,
-    JsonLines,
-    Model,
-    Read,
-    Roles,
-    Settings,
-    Texts,
-    Threads,
-    TooLongOption,
-    predict,
-)
+from bertblocks.cli.predict import Prediction, predict_command
+from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
-    from bertblocks.tasks.results import Filling
+    from bertblocks.tasks.fill_mask import Filling
 
 
+@predict_command
 def fill_mask(
-    model: Model,
-    texts: Texts = None,
-    file: File = None,
-    top_k: Annotated[int, typer.Option(min=1, help="How many tokens for each mask.")] = 5,
-    column: Columns = None,
-    read: Read = None,
-    as_json: JsonLines = False,
-    int8: Int8 = False,
-    threads: Threads = None,
-    too_long: TooLongOption = "window",
-) -> None:
-    """Say which tokens the masks of each text stand for."""
-    predict(
-        Settings(model, texts, file, column, as_json, int8, threads, too_long, read),
+    top_k: Annotated[int, typer.Option(min=1, help="How many tokens to show for each mask.")] = 5,
+) -> Prediction:
+    """Predict the most probable tokens for the masks of each text."""
+    return Prediction(
         "fill_mask",
+        {"top_k": top_k},
         Roles([("text",)]),
         header={"mask": 4, "score": 8, "token": 16, "text": 0},
-        write_rows=_rows,
-        write_json=lambda item, masks: {"text": item, "masks": [[asdict(one) for one in mask] for mask in masks]},
-        top_k=top_k,
+        to_rows=_to_rows,
+        to_json=lambda item, masks: {"text": item, "masks": [[asdict(filling) for filling in mask] for mask in masks]},
     )
 
 
-def _rows(text: str, masks: list[list[Filling]]) -> list[tuple[str, str, str, str]]:
+def _to_rows(text: str, masks: list[list[Filling]]) -> list[tuple[str, str, str, str]]:
     return [
-        (str(number), f"{one.score:.4f}", one.token, text) for number, mask in enumerate(masks, start=1) for one in mask
+        (str(number), f"{filling.score:.4f}", filling.token, text)
+        for number, mask in enumerate(masks, start=1)
+        for filling in mask
     ]

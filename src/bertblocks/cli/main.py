@@ -21,6 +21,7 @@ from bertblocks.cli.fill_mask import fill_mask
 from bertblocks.cli.finetune import finetune
 from bertblocks.cli.generate import generate
 from bertblocks.cli.merge import merge
+from bertblocks.cli.output import show_log
 from bertblocks.cli.plan import plan
 from bertblocks.cli.presets import presets
 from bertblocks.cli.pretrain import pretrain
@@ -68,7 +69,7 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    show_log()
 
 
 def main() -> None:

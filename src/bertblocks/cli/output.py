@@ -1,8 +1,9 @@
-"""How commands print: tables on a terminal, the same without colour or line breaks into a pipe."""
+"""How commands print: tables on a terminal, the same without colour or wrapping into a pipe, and the log on stderr."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Wide enough that nothing is cut or wrapped when a program reads the output.
+from bertblocks.core.log import logger
+
+#: Wide enough that nothing is truncated or wrapped when a program reads the output.
 PIPE_WIDTH = 100_000
+
+
+class _EchoHandler(logging.Handler):
+    """Prints messages on stderr; unlike a StreamHandler it follows `sys.stderr` when that is replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note = "note: " if record.levelno >= logging.WARNING else ""
+        typer.echo(f"bertblocks: {note}{record.getMessage()}", err=True)
+
+
+def show_log() -> None:
+    """Shows the library's log on stderr."""
+    if not any(isinstance(handler, _EchoHandler) for handler in logger.handlers):
+        logger.addHandler(_EchoHandler())
+    logger.setLevel(logging.INFO)
 
 
 def make_console() -> Console:
@@ -28,14 +46,14 @@ def print_json(value: Any) -> None:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """A table under its title and an empty line."""
+    """Prints an empty line, a title and a table."""
     console.print()
     console.print(Text(title, style="bold"))
     console.print(table)
 
 
 def make_table(columns: Sequence[str], text_columns: int = 1) -> Table:
-    """A table whose first `text_columns` columns hold text and the others numbers; a name or a number is never cut."""
+    """Creates a table with `text_columns` columns of text, then numbers; names and numbers are never truncated."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for index, column in enumerate(columns):
         is_text = index < text_columns
@@ -46,7 +64,7 @@ def make_table(columns: Sequence[str], text_columns: int = 1) -> Table:
 
 
 def write_flops(flops: float) -> str:
-    """Operations with a unit.
+    """Formats a number of operations with a unit.
 
     Example:
         >>> write_flops(1_500_000), write_flops(2.5e9), write_flops(0)
@@ -59,7 +77,7 @@ def write_flops(flops: float) -> str:
 
 
 def write_bytes(count: float) -> str:
-    """Bytes with a unit.
+    """Formats a number of bytes with a unit.
 
     Example:
         >>> write_bytes(3 * 2**20), write_bytes(1536)
