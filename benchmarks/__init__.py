@@ -1,1 +1,1 @@
-"""BertBlocks beside its peers: same weights, same inputs, same threads, one run. `make bench` runs everything."""
+"""Compares BertBlocks with other libraries: same weights, inputs and threads. `make bench` runs everything."""

@@ -1,7 +1,7 @@
 """Runs the benchmarks: `python -m benchmarks --quick`, or `--only bert-ragged`, or everything.
 
-Prints tables, writes bench.json and bench.svg to the folder that `--output` names, and with `--write-docs` makes
-docs/performance.md of them. Fails if outputs do not agree with the reference.
+Prints tables and writes bench.json and bench.svg to the folder `--output`; `--write-docs` also writes
+docs/performance.md. Fails if outputs differ from the reference.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def pretraining(settings: Settings) -> dict[str, Any]:
     return pretrain.compare(min(settings.rounds, 3))
 
 
-#: Studies that are no workloads.
+#: Studies that are not workloads.
 STUDIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "accuracy": accuracy.int8_accuracy,
     "pretraining": pretraining,
     "profiles": profile.profiles,
 }
 GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogue.SHAPES}
-#: What the quick mode runs: a taste of each kind, in 2 layers.
+#: What the quick mode runs: some of each kind, with 2 layers.
 QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-8x[138]*")
 QUICK_LAYERS, QUICK_TEXTS = 2, 100
 
@@ -58,30 +58,30 @@ console = Console(width=160)
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="a part of it with 2 layers and without memory, in under two minutes"
+        "--quick", action="store_true", help="some workloads with 2 layers, without memory, in under two minutes"
     )
-    parser.add_argument("--only", action="append", metavar="NAME", help="a group, workload, study, or pattern of them")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--rounds", type=int, help="measured rounds of a workload, unless too slow (7; quick: 3)")
-    parser.add_argument("--seconds", type=float, help="time for the rounds of a workload (25; quick: 4)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every contender (all cores)")
-    parser.add_argument("--layers", type=int, help="of every model (as each workload says; quick: 2)")
-    parser.add_argument("--data", type=Path, help="folder of real texts: stsb/, banking77/, xquad/")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder of results")
-    parser.add_argument("--resume", action="store_true", help="go on with the same command, which was interrupted")
-    parser.add_argument("--write-docs", action="store_true", help="make docs/performance.md of this run")
+    parser.add_argument("--only", action="append", metavar="NAME", help="a group, workload or study, or a pattern")
+    parser.add_argument("--list", action="store_true", help="print all names and exit")
+    parser.add_argument("--rounds", type=int, help="measured rounds per workload, fewer if they are slow (7; quick: 3)")
+    parser.add_argument("--seconds", type=float, help="time limit for the rounds of a workload (25; quick: 4)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads (all cores)")
+    parser.add_argument("--layers", type=int, help="layers of every model (depends on the workload; quick: 2)")
+    parser.add_argument("--data", type=Path, help="folder with real texts: stsb/, banking77/, xquad/")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
+    parser.add_argument("--resume", action="store_true", help="continue the same command after an interruption")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/performance.md from this run")
     return parser.parse_args(arguments)
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """Names of workloads and studies, in the order of the catalogue."""
+    """Names of the selected workloads and studies, in the order of the catalogue."""
     names = [name for group in GROUPS.values() for name in group] + list(STUDIES)
     chosen = set()
     for pattern in patterns:
         found = list(GROUPS[pattern]) if pattern in GROUPS else fnmatch.filter(names, pattern)
         if not found:
             hint = nearest(pattern, [*GROUPS, *names])
-            raise SystemExit(f"--only is {pattern!r}, and nothing is called so{hint}; --list prints all names.")
+            raise SystemExit(f"--only is {pattern!r}, which matches nothing{hint}; --list prints all names.")
         chosen.update(found)
     return [name for name in names if name in chosen]
 
@@ -92,17 +92,17 @@ def empty_run(command: str) -> dict[str, Any]:
 
 
 def continued_run(file: Path, command: str) -> dict[str, Any]:
-    """The results of the same command that was interrupted."""
+    """The results of the interrupted run of the same command."""
     if not file.is_file():
-        raise SystemExit(f"--resume: {file} does not exist, so there is nothing to go on with.")
+        raise SystemExit(f"--resume: {file} does not exist, so there is nothing to continue.")
     run = json.loads(file.read_text(encoding="utf-8"))
     if run["command"] != command:
-        raise SystemExit(f"--resume: {file} is of `{run['command']}`, and this is `{command}`.")
+        raise SystemExit(f"--resume: {file} comes from `{run['command']}`, but this is `{command}`.")
     return run
 
 
 def run_all(names: Sequence[str], settings: Settings, with_memory: bool, run: dict[str, Any], file: Path) -> None:
-    """Adds the results that are not in `run` yet; each is printed and written when it is there."""
+    """Adds the results that `run` does not have yet, and prints and writes each as it comes."""
     for name in names:
         group = next((group for group, members in GROUPS.items() if name in members), None)
         if run[name] if group is None else name in run[group]:
@@ -172,12 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_all(names, settings, can_measure_memory() and not options.quick, run, file)
     finish(run, options)
     for failed in disagreeing(run):
-        console.print(f"[red]Results differ from the reference, so it was not timed: {failed}[/red]")
+        console.print(f"[red]Outputs differ from the reference, so these were not timed: {failed}[/red]")
     return 1 if disagreeing(run) else 0
 
 
 def shown_command(options: argparse.Namespace) -> str:
-    """What was asked for, without the folders of this machine."""
+    """The command line without the folders of this machine."""
     flags = [f"--{name.replace('_', '-')}" for name in ("quick", "write_docs") if getattr(options, name)]
     numbers = [f"--{name} {value:g}" for name in ("rounds", "seconds", "layers") if (value := getattr(options, name))]
     only = [f"--only '{pattern}'" for pattern in options.only or []]
@@ -185,7 +185,7 @@ def shown_command(options: argparse.Namespace) -> str:
 
 
 def finish(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """Prints what goes beyond single workloads, and writes the picture and the page."""
+    """Prints the tables over several workloads, and writes the chart and the page."""
     for sheet in study_sheets(run):
         console.print(sheet.to_rich())
     (options.output / "bench.svg").write_text(draw(run), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What int8 costs in accuracy, on a real checkpoint and real texts: every runtime's int8 against fp32."""
+"""The accuracy of every runtime's int8 compared with fp32, on a published checkpoint and real texts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmarks.workload import Settings, Unavailable
 
 #: Texts whose tokens are compared, and texts per batch.
 COUNT, BATCH = 512, 64
-#: What int8 shall keep: mean and least token cosine, and how far STS-B may fall.
+#: Goals for int8: mean and lowest token cosine, and how much STS-B may fall.
 GOAL = {"cosine_mean": 0.998, "cosine_min": 0.99, "sts_change": 0.002}
 
 Encode = Callable[[Batch], Tensor]
 
 
 def int8_accuracy(settings: Settings) -> dict[str, Any]:
-    """Cosines between tokens of int8 and of fp32, and the Spearman correlation on STS-B of both."""
+    """Cosines between int8 and fp32 tokens, and the Spearman correlation of both on STS-B."""
     try:
         folder = checkpoint_folder()
     except Unavailable as reason:
@@ -71,7 +71,7 @@ def tokenize(tokenizer: Any, texts: list[str]) -> Batch:
 
 
 def sts_correlation(encode: Encode, tokenizer: Any, pairs: Sequence[tuple[str, str, float]]) -> float:
-    """Spearman's correlation between cosines of mean-pooled embeddings and people's scores."""
+    """The Spearman correlation between cosines of mean-pooled embeddings and human scores."""
     need("scipy")
     from scipy.stats import spearmanr
 

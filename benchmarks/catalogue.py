@@ -1,4 +1,4 @@
-"""Every workload by name, in the groups in which they are reported."""
+"""Every workload by name, grouped as in the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.workload import Settings, Workload
 
 Builder = Callable[[Settings], Workload]
 
-#: One entry for each row of the table of goals, and real texts through a real checkpoint.
+#: One entry for each row in the table of goals, and real texts through a published checkpoint.
 ROWS: dict[str, Builder] = {
     "bert-ragged": partial(ragged, "bert-base"),
     "bert-8x128": partial(uniform, "bert-base", 8, 128),
@@ -28,7 +28,7 @@ ROWS: dict[str, Builder] = {
     "masked-lm-modernbert-full": partial(masked_lm, "modernbert", True),
     "sentences": sentences,
 }
-#: Cost against length.
+#: How cost grows with length.
 STACKS: dict[str, Builder] = {
     f"{kind}-{length}": partial(stack, kind, length) for kind in ("local", "global", "mixed") for length in LENGTHS
 }

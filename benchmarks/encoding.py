@@ -22,17 +22,17 @@ ONNX, ONNX_INT8 = "ONNX Runtime fp32, padded", "ONNX Runtime int8 (dynamic), pad
 OPENVINO, OPENVINO_INT8 = "OpenVINO fp32, padded", "OpenVINO int8 (static), padded"
 OURS, OURS_INT8 = "BertBlocks fp32", "BertBlocks int8"
 
-#: Layers of each model; the last three show how cost grows with length.
+#: Layers of each model. The last three show how cost grows with length.
 DEPTHS = {"bert-base": 12, "modernbert-base": 22, "local": 3, "global": 3, "mixed": 3}
-#: Fewer where full depth would take many minutes: for long texts, and for the sweep over uniform shapes.
+#: Fewer layers for long texts and uniform shapes, where full depth would take many minutes.
 LONG_DEPTH, SWEEP_DEPTH = 6, 4
-#: Graphs of other runtimes are not run on longer texts: one of 8,192 tokens took more than 24 GB.
+#: Other runtimes do not run longer texts: 8,192 tokens took more than 24 GB.
 GRAPH_LENGTH = 4096
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def build_reference(name: str, layers: int) -> nn.Module:
-    """A transformers model with random weights, the same ones every time."""
+    """A transformers model with random weights, the same every time."""
     torch.manual_seed(0)
     if name == "bert-base":
         return BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False).eval()
@@ -42,7 +42,7 @@ def build_reference(name: str, layers: int) -> nn.Module:
 
 
 class Encoders:
-    """One model in every form that takes part; each is made when first asked for."""
+    """One model in the form that each contender needs, made on first use."""
 
     def __init__(self, name: str, layers: int, settings: Settings) -> None:
         self.name, self.layers, self.settings = name, layers, settings
@@ -73,7 +73,7 @@ class Encoders:
 
 @lru_cache(maxsize=2)
 def get_encoders(name: str, layers: int, settings: Settings) -> Encoders:
-    """Workloads of one model follow one another and share it."""
+    """Consecutive workloads of one model share it."""
     return Encoders(name, settings.layers or layers, settings)
 
 
@@ -83,7 +83,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def in_sorted_batches(model: nn.Module, batch: Batch, size: int) -> Tensor:
-    """What a careful user of transformers does: sort, run in small batches, put back into the order of the input."""
+    """What a careful user of transformers does: sort, run small batches, and restore the order of the input."""
     target = torch.zeros(*batch["input_ids"].shape, model.config.hidden_size)
     for rows, part in sorted_batches(batch, size):
         target[rows, : part["input_ids"].shape[1]] = hidden_states(model, part)
@@ -98,7 +98,7 @@ def encoder_workload(
     goals: Sequence[Goal] = (),
     memory: Sequence[str] = (),
 ) -> Workload:
-    """One padded batch, and all contenders or those that are named."""
+    """One padded batch for all contenders, or for the given ones."""
     batch = make_batch(lengths, 30000)
     real = batch["attention_mask"].bool()
 
@@ -176,14 +176,14 @@ def uniform(name: str, rows: int, length: int, settings: Settings) -> Workload:
 
 
 def any_uniform(name: str, rows: int, length: int, settings: Settings) -> Workload:
-    """A shape of the sweep that looks for slowdowns."""
+    """One uniform shape; the sweep over them looks for slowdowns."""
     models = get_encoders(name, SWEEP_DEPTH, settings)
     title = f"{name}, uniform {rows} x {length}"
     return encoder_workload(models, [length] * rows, title, [PADDED, OURS], [Goal(OURS, PADDED, 0.95)])
 
 
 def stack(kind: str, length: int, settings: Settings) -> Workload:
-    """Cost against length: a few layers of ModernBERT-base that are local, global, or every third global."""
+    """How cost grows with length, for layers of ModernBERT-base: local, global, or every third global."""
     models = get_encoders(kind, DEPTHS[kind], settings)
     memory = [PADDED, OURS] if kind == "mixed" and length >= 2048 else []
     title = f"{kind} stack, one text of {length:,} tokens"

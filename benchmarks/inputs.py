@@ -1,4 +1,4 @@
-"""Lengths, batches and real texts that benchmarks run on; the same ones every time."""
+"""Lengths, batches and real texts for the benchmarks, the same every time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertblocks.models.masked_lm import IGNORE
 
-#: Where real texts are looked for unless an option or this variable says otherwise.
+#: The default folder of real texts, and the variable that changes it.
 DATA_VARIABLE = "BERTBLOCKS_BENCH_DATA"
 DATA_FOLDER = Path(__file__).parents[2] / "shared" / "data"
 
@@ -26,8 +26,9 @@ Batch = dict[str, Tensor]
 
 
 def ragged_lengths(count: int = 32, longest: int = 256, sigma: float = 0.78) -> list[int]:
-    """Lognormal, as lengths of texts are, in an order without meaning; by quantiles in place of draws, so that any
-    longest length has the same padding factor.
+    """Lognormal lengths, as real texts have, in a mixed order.
+
+    They are quantiles and not random draws, so the padding factor is the same for every `longest`.
 
     Example:
         >>> lengths = ragged_lengths()
@@ -41,7 +42,7 @@ def ragged_lengths(count: int = 32, longest: int = 256, sigma: float = 0.78) -> 
 
 
 def make_batch(lengths: list[int], vocab_size: int) -> Batch:
-    """Random ids, padded on the right with a mask, as a tokenizer returns them."""
+    """Random ids, padded on the right, with a mask, as a tokenizer returns them."""
     generator = torch.Generator().manual_seed(0)
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, vocab_size, mask.shape, generator=generator) * mask
@@ -49,7 +50,7 @@ def make_batch(lengths: list[int], vocab_size: int) -> Batch:
 
 
 def make_masked_batch(lengths: list[int], vocab_size: int, share: float = 0.3) -> Batch:
-    """The same with labels on a share of the real tokens."""
+    """The same, with labels on a share of the real tokens."""
     batch = make_batch(lengths, vocab_size)
     generator = torch.Generator().manual_seed(1)
     chosen = (torch.rand(batch["input_ids"].shape, generator=generator) < share) & batch["attention_mask"].bool()
@@ -57,7 +58,7 @@ def make_masked_batch(lengths: list[int], vocab_size: int, share: float = 0.3) -
 
 
 def sorted_batches(batch: Batch, size: int) -> list[tuple[Tensor, Batch]]:
-    """Rows sorted by length, `size` at a time, each batch cut to its longest row; with the indexes of its rows."""
+    """Rows sorted by length, `size` at a time, cut to the longest row of each batch, with the rows' indices."""
     lengths = batch["attention_mask"].sum(1)
     return [
         (rows, {name: values[rows, : int(lengths[rows].max())] for name, values in batch.items()})
@@ -69,17 +70,20 @@ def sorted_batches(batch: Batch, size: int) -> list[tuple[Tensor, Batch]]:
 
 
 def data_folder(option: Path | None) -> Path | None:
-    """The folder of real texts: the option, the variable, or the usual place if it is there."""
+    """The folder of real texts: the option, the variable, or the default if it exists."""
     if option is None and DATA_VARIABLE in os.environ:
         option = Path(os.environ[DATA_VARIABLE])
     if option is not None and not option.is_dir():
-        raise SystemExit(f"There is no folder {option}; give one that holds stsb/, banking77/ or xquad/.")
+        raise SystemExit(f"{option} is not a folder; give one that contains stsb/, banking77/ or xquad/.")
     return option or (DATA_FOLDER if DATA_FOLDER.is_dir() else None)
 
 
 def real_texts(folder: Path | None, count: int) -> tuple[str, list[str]]:
-    """Where the texts come from, and `count` of them in mixed order: sentences, questions and paragraphs of the data
-    sets that are there, or else the docstrings of Python's standard library."""
+    """The source of the texts, and `count` of them in mixed order.
+
+    They are sentences, questions and paragraphs of the data sets in the folder, or else docstrings of the standard
+    library.
+    """
     sources = {} if folder is None else _data_set_texts(folder)
     if not sources:
         sources = {"docstrings of the standard library": docstrings()}
@@ -102,7 +106,7 @@ def _data_set_texts(folder: Path) -> dict[str, list[str]]:
 
 
 def sts_pairs(folder: Path | None) -> list[tuple[str, str, float]] | None:
-    """Sentence pairs of STS-B's test set with their scores, or None where it is not there."""
+    """Sentence pairs of STS-B's test set with their scores, or None if the folder does not have it."""
     if folder is None or not (file := folder / "stsb" / "test.csv").exists():
         return None
     with file.open(encoding="utf-8", newline="") as rows:
@@ -111,7 +115,7 @@ def sts_pairs(folder: Path | None) -> list[tuple[str, str, float]] | None:
 
 @cache
 def docstrings() -> list[str]:
-    """Real English of uneven length that every Python has; read from the sources, so that nothing is imported."""
+    """Real English texts of uneven length that every Python has, parsed from the sources without importing them."""
     found = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_bytes())):

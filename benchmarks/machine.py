@@ -1,4 +1,4 @@
-"""What a run took place on, without which its numbers mean little."""
+"""The machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Of everything that takes part; "missing" where it is not installed."""
+    """Versions of all libraries; "missing" if one is not installed."""
     found = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         try:

@@ -18,13 +18,13 @@ PLAIN, SPARSE, OURS = "transformers sdpa, padded", "transformers sdpa, padded, s
 GRAPHS = "ONNX Runtime, OpenVINO"
 LONGEST = 128
 SIZES = {"hidden_size": 256, "num_attention_heads": 4}
-#: Without dropout, so that results can be compared.
+#: No dropout, so that results can be compared.
 BERT = {"intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODERNBERT = {"intermediate_size": 384}
 
 
 class MaskedLMs:
-    """One model as transformers has it, with its own sparse prediction where it has one, and as BertBlocks has it."""
+    """One model in transformers, with sparse prediction if it has that option, and in BertBlocks."""
 
     def __init__(self, name: str, layers: int) -> None:
         self.name, self.layers = name, layers
@@ -49,7 +49,7 @@ class MaskedLMs:
         return bertblocks.from_huggingface(self.plain).train()
 
     def flops(self, lengths: list[int], labelled: int) -> float:
-        """Forward and backward, three times the forward; head and last feed-forward on labelled tokens alone."""
+        """Forward and backward, three times the forward; head and last feed-forward see labelled tokens only."""
         others = sum(count_flops(self.ours, length, scored=0)["total"] for length in lengths)
         without, with_one = (count_flops(self.ours, 1, scored)["total"] for scored in (0, 1))
         return 3.0 * (others + labelled * (with_one - without))
@@ -61,7 +61,7 @@ def get_masked_lms(name: str, layers: int) -> MaskedLMs:
 
 
 def train_step(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss, and the gradient of the token embeddings, into which all others flow."""
+    """The loss, and the gradient of the token embeddings, which depends on all others."""
     model.zero_grad()
     loss = model(**batch).loss
     loss.backward()
@@ -69,7 +69,7 @@ def train_step(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def compared(result: tuple[Tensor, Tensor]) -> Tensor:
-    """One row of everything; the gradient is scaled to weigh as much as the loss."""
+    """Loss and gradient in one row; the gradient is scaled to the size of the loss."""
     loss, gradient = result
     return torch.cat([loss.view(1), gradient.flatten() * (loss / gradient.abs().max())])[None]
 
@@ -80,7 +80,7 @@ def masked_lm(name: str, full: bool, settings: Settings) -> Workload:
     batch = make_masked_batch(lengths, 30000)
 
     def graphs() -> Callable[[], tuple[Tensor, Tensor]]:
-        raise Unavailable("their graphs have no backward pass")
+        raise Unavailable("its graphs have no backward pass")
 
     contenders = [
         Contender(PLAIN, lambda: lambda: train_step(models.plain, batch)),

@@ -1,4 +1,4 @@
-"""Time, speed of the machine, peak memory and growth, as all benchmarks measure them."""
+"""How all benchmarks measure time, the machine's speed, peak memory and growth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-#: Rounds that are measured even where they take longer than the time that was set aside.
+#: The least number of rounds, even if they exceed the time limit.
 FEWEST_ROUNDS = 3
 PROBE_SIZE = 2048
 STATUS = Path("/proc/self/status")
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Spread:
-        """Quartiles include the ends, so that a single number is its own spread.
+        """Quartiles include the ends, so a single number is its own spread.
 
         Example:
             >>> Spread.of([4.0, 1.0, 2.0, 3.0, 9.0])
@@ -42,7 +42,7 @@ class Spread:
 
 
 def ratios(slow: Sequence[float], fast: Sequence[float]) -> Spread:
-    """How many times as fast, round by round: what slows the machine for a while slows both sides of a quotient.
+    """The speed-up in each round: whatever slows the machine for a while slows both sides of a ratio.
 
     Example:
         >>> ratios([2.0, 4.0, 6.0], [1.0, 2.0, 2.0]).median
@@ -52,8 +52,10 @@ def ratios(slow: Sequence[float], fast: Sequence[float]) -> Spread:
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every function in every round; each round starts with another one, so that none always has the same
-    one before it. Warming up is the caller's."""
+    """Seconds of every function in every round.
+
+    Each round starts with another function, so that none always follows the same one. The caller warms up.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
     names = list(functions)
     for round_ in range(rounds):
@@ -66,8 +68,9 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> d
 
 
 def fitting_rounds(rounds: int, seconds_per_round: float, seconds: float) -> int:
-    """As many rounds as asked for, fewer if they would take longer than `seconds`, and up to five times as many within
-    one second, since short rounds are the noisiest.
+    """`rounds`, fewer if they would take longer than `seconds`, or up to five times as many within one second.
+
+    Short rounds are the noisiest.
 
     Example:
         >>> [fitting_rounds(7, one_round, 60.0) for one_round in (40.0, 12.0, 1.0, 0.05, 0.001)]
@@ -78,8 +81,7 @@ def fitting_rounds(rounds: int, seconds_per_round: float, seconds: float) -> int
 
 
 def sgemm_probe() -> Callable[[], object]:
-    """A large fp32 matrix product by the faster of the two libraries that torch has for it: the rate at which this
-    machine multiplies at best. On CPUs that MKL was not written for, oneDNN is the faster one."""
+    """A large fp32 matrix product by MKL or oneDNN, whichever is faster: the best rate of this machine."""
     left, right = torch.rand(PROBE_SIZE, PROBE_SIZE), torch.rand(PROBE_SIZE, PROBE_SIZE)
     target = torch.empty(PROBE_SIZE, PROBE_SIZE)
     candidates: dict[str, Callable[[], object]] = {"mm": lambda: torch.mm(left, right, out=target)}
@@ -94,7 +96,7 @@ PROBE_FLOPS = 2 * PROBE_SIZE**3
 
 
 def fitted_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """The slope of log cost against log size by least squares: 1 is linear, 2 quadratic.
+    """The least-squares slope of log cost over log size: 1 is linear, 2 is quadratic.
 
     Example:
         >>> round(fitted_exponent([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0]), 6)
@@ -105,14 +107,16 @@ def fitted_exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def can_measure_memory() -> bool:
-    """Linux alone lets a process forget its past peak."""
+    """Only Linux lets a process reset its peak."""
     return STATUS.exists()
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most memory that the process held during a call beyond what it held before. For a fresh process: memory that
-    earlier work has left to the allocator would be used again and not be seen."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    """The peak memory that a call adds.
+
+    Measure in a new process: memory that the allocator kept from earlier work would be reused and not counted.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status_bytes("VmRSS")
     function()
     return _status_bytes("VmHWM") - before

@@ -1,4 +1,4 @@
-"""Peak memory of one contender, in a process of its own: `python -m benchmarks.memory WORKLOAD CONTENDER`."""
+"""Peak memory of one contender in a new process: `python -m benchmarks.memory WORKLOAD CONTENDER`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.workload import Settings, Workload
 
 
 def measure(workload: Workload, contender: str) -> int:
-    """Bytes that its first run takes beyond the model and its inputs."""
+    """Bytes that the first run needs in addition to the model and its inputs."""
     function = next(one for one in workload.contenders if one.name == contender).prepare()
     return peak_bytes(function)
 

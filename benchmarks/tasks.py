@@ -1,8 +1,8 @@
-"""Fine-tuning on real data, and its speed beside transformers' Trainer: `make tasks`.
+"""Fine-tuning on real data, and its speed compared with transformers' Trainer: `make tasks`.
 
-`python -m benchmarks.tasks` fine-tunes MiniLM on the data sets that are in `--data` and prints scores beside goals;
-`--trainer` trains the same model on the same examples with the same settings and in the same precision with both, in
-turns: speeds and scores.
+`python -m benchmarks.tasks` fine-tunes MiniLM on the data sets in `--data` and prints scores next to goals. `--trainer`
+trains with both libraries in turns, with the same model, examples, settings and precision, and prints speeds and
+scores.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Score:
 
 
 class Tasks:
-    """Each method fine-tunes on one data set and gives scores on its test part."""
+    """Each method fine-tunes on one data set and returns scores on its test split."""
 
     def __init__(self, data: Path, scratch: Path, seeds: int) -> None:
         self.data, self.scratch, self.seeds = data, scratch, seeds
@@ -96,11 +96,11 @@ class Tasks:
 TASKS = {"banking77": Tasks.banking77, "stsb": Tasks.stsb, "ud-ewt": Tasks.ud_ewt, "xquad": Tasks.xquad}
 
 
-# ---------------------------------------------------------------------- beside transformers' Trainer
+# ---------------------------------------------------------------------- transformers' Trainer
 
 
 class Lesson:
-    """A data set, and what both sides are told: the same examples, batch size, epochs and learning rates."""
+    """A data set, and what both sides share: examples, batch size, epochs and learning rate."""
 
     def __init__(self, data: Path, name: str, epochs: float) -> None:
         self.train, self.test, self.epochs = data / name / "train.csv", data / name / "test.csv", epochs
@@ -149,7 +149,7 @@ def train_theirs(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float
 
 
 def train_ours(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float]:
-    """The same of BertBlocks, from its own log."""
+    """The same for BertBlocks, from its own log."""
     folder = scratch / "ours"
     done = finetune(
         "classify", MODEL, lesson.train, lesson.test, folder, overwrite=True, epochs=lesson.epochs, seed=seed
@@ -185,10 +185,10 @@ def compare_with_trainer(data: Path, names: Sequence[str], seeds: int, epochs: f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with banking77/, stsb/, ud-ewt/ and xquad/")
-    parser.add_argument("--only", action="append", choices=TASKS, help="this data set alone; may be repeated")
-    parser.add_argument("--seeds", type=int, help="runs of each task: 1 if not given, and 3 beside the Trainer")
-    parser.add_argument("--trainer", action="store_true", help="train beside transformers' Trainer instead")
-    parser.add_argument("--epochs", type=float, default=1.0, help="epochs of that")
+    parser.add_argument("--only", action="append", choices=TASKS, help="only this data set; may be repeated")
+    parser.add_argument("--seeds", type=int, help="runs of each task (1; with --trainer: 3)")
+    parser.add_argument("--trainer", action="store_true", help="compare with transformers' Trainer instead")
+    parser.add_argument("--epochs", type=float, default=1.0, help="epochs with --trainer")
     options = parser.parse_args()
     data = data_folder(options.data)
     if data is None:

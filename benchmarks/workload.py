@@ -1,4 +1,4 @@
-"""A workload: one input, several contenders that compute the same from it, and what is hoped for."""
+"""A workload: one input, several contenders that compute the same output, and goals."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from torch import Tensor
 
 from benchmarks.measure import PROBE_FLOPS, Spread, fitting_rounds, interleaved, ratios, sgemm_probe
 
-#: fp32 results may differ by this share of the reference's largest number.
+#: fp32 outputs may differ by this share of the reference's largest number.
 TOLERANCE = 1e-4
-#: Rows of int8 results must have at least this cosine to the reference's, on average.
+#: The least mean cosine between rows of int8 outputs and of the reference.
 LEAST_COSINE = 0.99
 PROBE = "sgemm probe"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for a whole run."""
+    """Settings of a run."""
 
     rounds: int
-    #: Rounds are fewer where they would take longer than this.
+    #: There are fewer rounds if they would take longer than this.
     seconds: float
     threads: int
-    #: Layers of every model; None: as many as the workload is meant for.
+    #: Layers of every model; None for the workload's own number.
     layers: int | None
-    #: Where exported graphs are kept during the run.
+    #: The folder of exported graphs during the run.
     scratch: Path
-    #: Real texts, if they are there, and how many of them are embedded.
+    #: The folder of real texts, if there is one, and how many texts are embedded.
     data: Path | None = None
     texts: int = 1000
 
 
 class Unavailable(RuntimeError):
-    """A contender that cannot take part, and why."""
+    """Raised with the reason if a contender cannot run."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do the work. `prepare` makes what it needs and returns the function that is timed."""
+    """One way to do the work. `prepare` builds what it needs and returns the function to time."""
 
     name: str
     prepare: Callable[[], Callable[[], Any]]
-    #: False for int8: results are near and not equal.
+    #: False for int8, whose outputs are only close.
     exact: bool = True
 
 
 @dataclass(frozen=True)
 class Goal:
-    """How many times as fast (or as small in memory) `contender` shall be as `against`; for "sgemm", which share of
-    the machine's own rate it shall reach."""
+    """The least speed-up, or memory saving, of `contender` over `against`, or its share of the "sgemm" rate."""
 
     contender: str
     against: str
@@ -64,23 +63,23 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """The first contender is the reference, and all others are compared with it before anything is timed."""
+    """The first contender is the reference. All others are compared with it before anything is timed."""
 
     title: str
     contenders: Sequence[Contender]
-    #: What of a contender's result is compared: a matrix with a row for each token, text or gradient.
+    #: Selects what is compared: a matrix with a row for each token, text or gradient.
     compared: Callable[[Any], Tensor]
     goals: Sequence[Goal] = ()
-    #: FLOPs of real tokens; computed when asked for, as it takes a model. None: rates mean nothing here.
+    #: FLOPs of real tokens, computed on demand because that needs a model. None if rates make no sense here.
     flops: Callable[[], float] | None = None
-    #: Contenders whose peak memory is measured, each in a process of its own.
+    #: Contenders whose peak memory is measured, each in a new process.
     memory: Sequence[str] = ()
     #: Facts about the input that a reader needs, such as its padding.
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def agreement(result: Tensor, reference: Tensor, exact: bool) -> tuple[dict[str, float], bool]:
-    """How near a result is to the reference, in numbers, and whether that is near enough.
+    """How close an output is to the reference, and whether that is close enough.
 
     Example:
         >>> agreement(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.5]]), exact=True)
@@ -95,8 +94,10 @@ def agreement(result: Tensor, reference: Tensor, exact: bool) -> tuple[dict[str,
 
 
 def run(workload: Workload, settings: Settings) -> dict[str, Any]:
-    """Prepares, compares, which is also the warm-up, and times those that agree, in turns with the probe. What it
-    returns is plain data."""
+    """Prepares all contenders, compares their outputs as a warm-up, and times those that agree, with the probe.
+
+    Returns plain data.
+    """
     functions: dict[str, Callable[[], Any]] = {PROBE: sgemm_probe()}
     results: dict[str, dict[str, Any]] = {}
     functions[PROBE]()
@@ -144,7 +145,7 @@ def _report(workload: Workload, results: dict[str, dict[str, Any]], times: dict[
 
 
 def _reached(goal: Goal, results: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> dict[str, float] | None:
-    """What a goal of speed came to; None where a side is missing, and for memory, which is measured afterwards."""
+    """The result for a speed goal. None if a side is missing, and for memory, which is measured later."""
     if goal.kind == "memory" or goal.contender not in times or goal.against not in {*times, PROBE}:
         return None
     if goal.kind == "sgemm":

@@ -117,7 +117,7 @@ def test_texts_come_from_the_folder_or_from_docstrings(tmp_path, monkeypatch):
     assert (source, set(texts)) == ("STS-B", {"A plane, red.", "A plane.", "One.", "Two."})
     monkeypatch.setenv("BERTBLOCKS_BENCH_DATA", str(tmp_path))
     assert data_folder(None) == tmp_path
-    with pytest.raises(SystemExit, match="There is no folder"):
+    with pytest.raises(SystemExit, match="is not a folder"):
         data_folder(tmp_path / "absent")
     source, texts = real_texts(None, 50)
     assert "standard library" in source
