@@ -17,7 +17,7 @@ from bertblocks import BertBlocksForMaskedDiffusion
 from bertblocks.cli import generate as command
 from bertblocks.cli import output
 from bertblocks.cli.main import app
-from bertblocks.data.stream import DocumentSlice
+from bertblocks.data.stream import DocumentChunk
 from bertblocks.objectives import MaskedDiffusion
 from bertblocks.text.vocabulary import Vocabulary
 from tests.helpers import tiny_config
@@ -59,10 +59,10 @@ def draw_texts(count: int, seed: int) -> np.ndarray:
     return np.stack(words, axis=1) + FIRST
 
 
-def rows(texts: np.ndarray, first: int) -> list[list[DocumentSlice]]:
+def rows(texts: np.ndarray, first: int) -> list[list[DocumentChunk]]:
     """One piece to a row."""
     return [
-        [DocumentSlice(text.astype(np.int32), 0, first + number, 0, first + number)]
+        [DocumentChunk(text.astype(np.int32), 0, first + number, 0, first + number)]
         for number, text in enumerate(texts)
     ]
 

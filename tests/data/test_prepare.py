@@ -193,7 +193,7 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corp
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     other = train_tokenizer("bpe", 300, make_texts(50))
-    with pytest.raises(DataError, match="holds tokens of another corpus or tokenizer"):
+    with pytest.raises(DataError, match="has tokens of another corpus or tokenizer"):
         prepare(corpus, other, folder, workers=1)
     store = prepare(corpus, other, folder, workers=1, overwrite=True)
     assert store[0].tolist() == other(make_texts(600)[0], add_special_tokens=False).input_ids
@@ -217,7 +217,7 @@ def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path, tokenizer):
 
 
 def test_a_folder_without_tokens_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no tokens\.json; write it with `bertblocks data prepare`"):
+    with pytest.raises(FileNotFoundError, match=r"has no tokens\.json; write it with `bertblocks data prepare`"):
         TokenStore(tmp_path)
 
 

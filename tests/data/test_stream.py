@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertblocks.data.hashing import combine, draw, permute, uniform
 from bertblocks.data.packing import best_fit
-from bertblocks.data.stream import DocumentSlice, PackedStream, Position, StreamSource
+from bertblocks.data.stream import DocumentChunk, PackedStream, Position, StreamSource
 
 
 class Texts:
@@ -100,7 +100,8 @@ def test_a_piece_that_cannot_be_packed_is_refused(wrong):
 
 def names(rows):
     return [
-        [(piece.source, piece.epoch, piece.index, piece.place, piece.ids.tolist()) for piece in row] for row in rows
+        [(piece.source, piece.epoch, piece.index, piece.stream_index, piece.ids.tolist()) for piece in row]
+        for row in rows
     ]
 
 
@@ -122,7 +123,7 @@ def test_a_take_is_what_smaller_takes_give(lengths, length, overhead, seed, coun
 
 def take_epochs(stream, epochs):
     """All pieces of these epochs of a stream with one source."""
-    pieces: list[DocumentSlice] = []
+    pieces: list[DocumentChunk] = []
     position = Position()
     wanted = epochs * stream.sources[0].count
     while sum(piece.epoch < epochs for piece in pieces) < wanted:
@@ -150,7 +151,7 @@ def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(lengths, le
 def test_pieces_are_counted_along_the_stream_without_gaps():
     stream = PackedStream([StreamSource(Texts([5, 30, 2])), StreamSource(Texts([7] * 4), 2.0)], 16, 2, 0, pool_rows=3)
     rows, _ = stream.take(Position(), 40)
-    assert [piece.place for row in rows for piece in row] == list(range(sum(map(len, rows))))
+    assert [piece.stream_index for row in rows for piece in row] == list(range(sum(map(len, rows))))
 
 
 def test_epochs_phases_and_seeds_have_orders_of_their_own():
@@ -218,4 +219,4 @@ def test_any_step_is_reached_directly():
     far, after = take()
     assert names(far) == names(take()[0])
     assert after == Position(10**9, 7)
-    assert all(a.place + 1 == b.place for row in far for a, b in pairwise(row))
+    assert all(a.stream_index + 1 == b.stream_index for row in far for a, b in pairwise(row))

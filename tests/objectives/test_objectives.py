@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertblocks import BertBlocksForMaskedDiffusion, BertBlocksForMaskedLM, BertBlocksModel
-from bertblocks.data.stream import DocumentSlice
+from bertblocks.data.stream import DocumentChunk
 from bertblocks.models import TASK_MODELS
 from bertblocks.objectives import MaskedDiffusion, MaskedLanguageModeling, RateSchedule, SentenceOrder
 from bertblocks.text.tokenizer_training import train_tokenizer
@@ -41,7 +41,7 @@ def make_rows(lengths, seed=0, low=0):
     """One piece a row, of random ids, specials among them unless `low` keeps them out."""
     generator = np.random.default_rng(seed)
     return [
-        [DocumentSlice(generator.integers(low, SIZE, length).astype(np.int32), 0, index, 1, index)]
+        [DocumentChunk(generator.integers(low, SIZE, length).astype(np.int32), 0, index, 1, index)]
         for index, length in enumerate(lengths)
     ]
 
@@ -79,7 +79,7 @@ def test_a_batch_follows_from_seed_epoch_source_and_piece(objective):
     ids = np.arange(5, 45, dtype=np.int32)
 
     def noise(seed=0, epoch=0, source=0, index=0):
-        return tensors(objective.batch([[DocumentSlice(ids, source, index, epoch, 7)]] * 20, seed))
+        return tensors(objective.batch([[DocumentChunk(ids, source, index, epoch, 7)]] * 20, seed))
 
     def differs(other):
         return any(not torch.equal(first[name], other[name]) for name in first)
@@ -231,7 +231,7 @@ def test_other_refusals():
         RateSchedule(0.1, 0.2, "steep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_time is 0; it must be above 0"):
         MaskedDiffusion(VOCABULARY, min_time=0)
-    with pytest.raises(ValueError, match="at least one piece"):
+    with pytest.raises(ValueError, match="at least one chunk"):
         OBJECTIVES["tokens"].batch([], 0)
 
 
@@ -278,7 +278,7 @@ def test_texts_are_divided_after_a_sentence_else_before_a_word():
     ids[9] = 6
 
     def boundary(ids):
-        batch = SentenceOrder(VOCABULARY).batch([[DocumentSlice(ids, 0, index, 0, index)] for index in range(300)], 0)
+        batch = SentenceOrder(VOCABULARY).batch([[DocumentChunk(ids, 0, index, 0, index)] for index in range(300)], 0)
         found = set()
         for number in range(300):
             first, second = segments(batch, number)

@@ -197,7 +197,7 @@ def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path):
     first, second = (tokens.ids for tokens in ours.tokenize(["LAG", "GA"]))
     assert ours.frame(first).ids == theirs("LAG")["input_ids"]
     assert ours.frame(first, second).ids == theirs("LAG", "GA")["input_ids"]
-    with pytest.raises(ValueError, match="EsmTokenizer does not say where its tokens lie"):
+    with pytest.raises(ValueError, match="EsmTokenizer does not give the offsets of its tokens"):
         ours.tokenize(["LAG"], offsets=True)
 
 
@@ -243,7 +243,7 @@ def test_a_token_is_decided_where_it_sees_the_most():
 
 
 def test_windows_refuse_an_overlap_that_never_ends():
-    with pytest.raises(ValueError, match=r"overlap is 4; it must be at least 0 and less than a window's 4 tokens"):
+    with pytest.raises(ValueError, match=r"overlap is 4; it must be at least 0 and less than the window size 4"):
         cut_windows(10, 4, 4)
 
 

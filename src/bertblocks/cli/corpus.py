@@ -1,4 +1,4 @@
-"""Arguments that say what a corpus is, for the commands that read one."""
+"""The arguments of commands that read a corpus."""
 
 from __future__ import annotations
 
@@ -14,24 +14,36 @@ Files = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILES]...",
-        help="Files, folders and quoted patterns of .txt, .jsonl, .csv and .parquet, each also with .gz or .zst.",
+        help="Files, folders or patterns of text, jsonl, csv, tsv, json, parquet, arrow or xlsx, or their .gz or .zst.",
         show_default=False,
     ),
 ]
 Dataset = Annotated[
     str | None,
-    typer.Option(help="In place of files: a name of the `datasets` library, or NAME:CONFIG.", show_default=False),
+    typer.Option(
+        help="Instead of files: a dataset of the `datasets` library, as NAME, NAME:CONFIG, NAME:SPLIT or "
+        "NAME:CONFIG:SPLIT.",
+        show_default=False,
+    ),
 ]
 Docstrings = Annotated[
-    bool, typer.Option("--docstrings", help="In place of files: the documentation of Python and its packages.")
+    bool, typer.Option("--docstrings", help="Instead of files: the docstrings of Python and its packages.")
 ]
-Column = Annotated[str, typer.Option(help="The column or key that holds the text.")]
+Column = Annotated[str, typer.Option(help="The column or key of the text; a.b is a key of an object.")]
 Split = Annotated[str, typer.Option(help="The split of a dataset.")]
 OnePer = Annotated[
     Literal["paragraph", "line", "file"],
-    typer.Option(help="What is one document in a .txt file; blank lines end a paragraph."),
+    typer.Option(help="What a document of a text file is; blank lines end a paragraph."),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one for each core by default.")]
+Read = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--read",
+        metavar="KEY=VALUE",
+        help="How to read files, where detection is wrong: format, delimiter, quote, encoding, header (yes or no).",
+    ),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="The number of processes; by default one per core.")]
 
 
 def choose_corpus(
@@ -43,15 +55,19 @@ def choose_corpus(
     one_per: Literal["paragraph", "line", "file"],
     held_out: float,
     workers: int | None,
+    read: list[str] | None = None,
 ) -> Corpus:
-    """The corpus that the arguments name; docstrings are gathered into the given file."""
+    """The corpus that the arguments name. Docstrings are collected into the file `docstrings`."""
     from bertblocks.data.corpus import DatasetCorpus, FileCorpus
     from bertblocks.data.docstrings import docstring_corpus
+    from bertblocks.text.records import ReadOptions
 
     if sum(map(bool, (files, dataset, docstrings))) != 1:
         raise ValueError("Give exactly one of FILES, --dataset and --docstrings.")
+    if read and not files:
+        raise ValueError("--read goes with FILES.")
     if files:
-        return FileCorpus(tuple(files), column, one_per, held_out)
+        return FileCorpus(tuple(files), column, one_per, held_out, options=ReadOptions.parse(read or []))
     if dataset:
         return DatasetCorpus(dataset, split, column, held_out)
     assert docstrings is not None

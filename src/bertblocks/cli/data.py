@@ -1,4 +1,4 @@
-"""`bertblocks data`: corpora made ready for training."""
+"""`bertblocks data`: prepares corpora for training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Split, Workers, choose_corpus
+from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
@@ -23,7 +23,7 @@ def root() -> None:
 
 @app.command()
 def prepare(
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write, or to continue.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write or to continue.")],
     files: Files = None,
     tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer, or a hub id.", show_default=False)] = ...,  # type: ignore[assignment]
     dataset: Dataset = None,
@@ -31,9 +31,12 @@ def prepare(
     column: Column = "text",
     split: Split = "train",
     one_per: OnePer = "paragraph",
-    held_out: Annotated[float, typer.Option(min=0, max=1, help="The share of documents kept for evaluation.")] = 0.0,
+    read: Read = None,
+    held_out: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of documents held out for evaluation.")
+    ] = 0.0,
     max_bad_share: Annotated[
-        float, typer.Option(min=0, max=1, help="More bad records than this share of all are an error.")
+        float, typer.Option(min=0, max=1, help="The largest acceptable share of bad records.")
     ] = 0.01,
     workers: Workers = None,
     overwrite: Annotated[
@@ -41,7 +44,7 @@ def prepare(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise a corpus once, into memory-mapped Arrow files. A killed run continues where it was."""
+    """Tokenize a corpus into memory-mapped Arrow files. Repeating the command resumes an interrupted run."""
     from bertblocks.core.console import progress_bar
     from bertblocks.data import prepare as preparation
     from bertblocks.data.prepare import DOCSTRINGS
@@ -52,9 +55,9 @@ def prepare(
         bar = progress.add_task("shards", total=None)
         try:
             loaded = load_fast_tokenizer(tokenizer)
-            preparation.read_plan(target)  # raises before docstrings are gathered into somebody's folder
+            preparation.read_plan(target)  # raises before docstrings are written into a folder with other contents
             cache = target / DOCSTRINGS if docstrings else None
-            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers)
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers, read)
             store = preparation.prepare(
                 corpus,
                 loaded,

@@ -1,4 +1,4 @@
-"""`bertblocks tokenizer`: vocabularies made of a corpus."""
+"""`bertblocks tokenizer`: trains tokenizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Split, Workers, choose_corpus
+from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
 from bertblocks.cli.source import fail
 
 app = typer.Typer(help="Train tokenizers.", no_args_is_help=True)
@@ -25,14 +25,17 @@ def train(
     files: Files = None,
     dataset: Dataset = None,
     docstrings: Docstrings = False,
-    kind: Annotated[Literal["wordpiece", "bpe"], typer.Option(help="BERT's uncased kind, or pairs of bytes.")] = (
-        "wordpiece"
-    ),
-    vocab_size: Annotated[int, typer.Option(min=16, help="Entries, special tokens included.")] = 30_000,
+    kind: Annotated[
+        Literal["wordpiece", "bpe"], typer.Option(help="WordPiece as in BERT's uncased models, or byte-level BPE.")
+    ] = ("wordpiece"),
+    vocab_size: Annotated[int, typer.Option(min=16, help="The number of entries, including special tokens.")] = 30_000,
     column: Column = "text",
     split: Split = "train",
     one_per: OnePer = "paragraph",
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Text that is used at most, from the whole corpus.")] = 32,
+    read: Read = None,
+    max_megabytes: Annotated[
+        int, typer.Option(min=1, help="How much text to use at most, spread over the corpus.")
+    ] = 32,
     workers: Workers = None,
 ) -> None:
     """Train a tokenizer on a corpus and write it for `AutoTokenizer`."""
@@ -42,7 +45,7 @@ def train(
     with TemporaryDirectory() as folder:
         cache = Path(folder, "docstrings.jsonl") if docstrings else None
         try:
-            corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers)
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers, read)
             require_new_folder(target)
             tokenizer = train_tokenizer(kind, vocab_size, corpus.sample(max_megabytes * 10**6))
             with atomic_folder(target) as scratch:

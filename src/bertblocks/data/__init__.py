@@ -1,1 +1,1 @@
-"""From a corpus to packed rows: documents, tokenizer, token shards, and a stream that any step can reach directly."""
+"""Pretraining data: corpora, token shards, packing, and a stream of packed rows with random access."""

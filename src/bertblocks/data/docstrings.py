@@ -1,7 +1,7 @@
-"""An English corpus that every Python machine has: the documentation of its standard library and installed packages.
+"""An English corpus on every machine with Python: the docstrings of its standard library and installed packages.
 
-Source files are parsed, never imported. Some whole packages are held out, so that a model is tested on texts by authors
-that it has not read.
+Source files are parsed, never imported. Whole packages are held out, so that a model is evaluated on texts by authors
+that it has not seen.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from bertblocks.core.storage import atomic_file
 from bertblocks.data.corpus import FileCorpus
 
-#: Folders that hold other packages, or files that document nothing.
+#: Folders with other packages, or with files that have no documentation.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "testing", "_testing"}
-#: Shorter texts say too little.
+#: Texts with fewer words are left out.
 MIN_WORDS = 5
 FILES_PER_TASK = 200
-#: Small, so that tokenizing keeps a few cores busy.
+#: Small, so that several processes can share the tokenizing.
 SHARD_BYTES = 8 * 2**20
 
 WITH_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.If, ast.Try, ast.With)
@@ -38,24 +38,24 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, and the top-level package that it belongs to."""
+    """A source file and its top-level package."""
 
     package: str
     path: str
 
 
 def python_roots() -> list[Path]:
-    """Where the standard library and the installed packages are."""
+    """The folders of the standard library and of the installed packages."""
     return list(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")))
 
 
 def gather_docstrings(
     target: Path, held_out: float = 0.02, roots: Sequence[Path] | None = None, workers: int | None = None
 ) -> dict[str, int]:
-    """Writes every distinct text once, one JSON object a line: text, package, and whether its package is held out.
+    """Writes every distinct text once, as a JSON object per line with its package and whether that is held out.
 
-    Packages are held out in the order of a hash of their names until they make up that share of all characters; a
-    package larger than the share never is. Returns what was counted; files that cannot be parsed are skipped and
+    Packages are held out in the order of a hash of their names until they make up the share `held_out` of all
+    characters; a package larger than the share never is. Returns counts. Files that cannot be parsed are skipped and
     counted as `broken`.
     """
     files = list(find_files(python_roots() if roots is None else roots))
@@ -87,7 +87,7 @@ def gather_docstrings(
 
 
 def find_files(roots: Sequence[Path]) -> Iterator[SourceFile]:
-    """Source files in an order that does not depend on where the roots are."""
+    """Source files in an order that does not depend on the location of the roots."""
     for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.endswith("-info"))
@@ -97,10 +97,10 @@ def find_files(roots: Sequence[Path]) -> Iterator[SourceFile]:
 
 
 def read_files(files: Sequence[SourceFile]) -> tuple[list[tuple[str, str]], int]:
-    """(package, text) of each docstring, and how many files could not be read."""
+    """The package and text of each docstring, and the number of files that cannot be parsed."""
     found: list[tuple[str, str]] = []
     broken = 0
-    gc.disable()  # syntax trees have no circles, and looking for them takes longer than parsing
+    gc.disable()  # syntax trees have no reference cycles, and searching for them takes longer than parsing
     for file in files:
         try:
             found.extend((file.package, text) for text in read_docstrings(Path(file.path).read_bytes()))
@@ -111,16 +111,16 @@ def read_files(files: Sequence[SourceFile]) -> tuple[list[tuple[str, str]], int]
 
 
 def read_docstrings(source: bytes) -> list[str]:
-    """The documentation in a source file, cleaned: of the module, its classes and functions, in order.
+    """The cleaned docstrings of a source file: those of the module, its classes and its functions, in order.
 
     Example:
         >>> read_docstrings(b'def f():\\n    \\"\\"\\"Adds one and one and one.\\"\\"\\"')
         ['Adds one and one and one.']
     """
     if b'"""' not in source and b"'''" not in source:
-        return []  # most files without are data; parsing them would take as long
+        return []  # parsing files without docstrings, which are mostly data, would take long
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a file's own escapes are like is no concern of ours
+        warnings.simplefilter("ignore")  # invalid escapes in a file do not matter here
         tree = ast.parse(source)
     texts = []
     nodes: list[ast.AST] = [tree]
@@ -135,7 +135,7 @@ def read_docstrings(source: bytes) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """Without indentation; empty if it has too few words beside examples, or is no valid Unicode."""
+    """A docstring without indentation; empty if it has too few words outside examples or is not valid Unicode."""
     text = inspect.cleandoc(text).strip()
     prose = [line for line in text.splitlines() if not line.lstrip().startswith((">>>", "..."))]
     words = list(islice((word for line in prose for word in line.split()), MIN_WORDS))
@@ -145,7 +145,7 @@ def clean(text: str) -> str:
 
 
 def choose_held_out(sizes: dict[str, int], share: float) -> set[str]:
-    """Names by the order of their hashes until their sizes make up the share; at least one, the smallest if need be.
+    """Chooses names in the order of their hashes until their sizes reach the share; at least the smallest one.
 
     Example:
         >>> sorted(choose_held_out({"large": 98, "small": 1, "tiny": 1}, 0.02))
@@ -161,7 +161,7 @@ def choose_held_out(sizes: dict[str, int], share: float) -> set[str]:
 
 
 def docstring_corpus(cache: Path, held_out: float = 0.02, workers: int | None = None) -> FileCorpus:
-    """The corpus in a file, which is written if it is not there."""
+    """The corpus in the file `cache`, which is written if it does not exist."""
     if not cache.is_file():
         gather_docstrings(cache, held_out, workers=workers)
     return FileCorpus((str(cache),), held_out_column="held_out", shard_bytes=SHARD_BYTES)

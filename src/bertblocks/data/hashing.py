@@ -1,4 +1,4 @@
-"""Randomness without state: numbers and permutations that follow from keys, so that nothing has to be replayed."""
+"""Random numbers and permutations as pure functions of keys, so that resuming does not replay anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
 
-#: 2^64 divided by the golden ratio: its multiples, modulo 2^64, spread more evenly than chance would.
+#: 2^64 divided by the golden ratio. Its multiples modulo 2^64 spread more evenly than random numbers.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEISTEL_ROUNDS = 6
 
@@ -22,7 +22,7 @@ def mix(bits: UInt64) -> UInt64:
 
 
 def combine(*parts: int | str | NDArray) -> UInt64:
-    """One key of several parts; arrays broadcast, and the order of the parts matters.
+    """Combines several parts into a key. Arrays broadcast, and the order of the parts matters.
 
     Example:
         >>> combine("order", 0, np.arange(3)).shape
@@ -45,20 +45,20 @@ def _as_bits(part: int | str | NDArray) -> UInt64:
 
 
 def uniform(bits: UInt64) -> NDArray[np.float64]:
-    """Numbers in [0, 1) of the upper 53 bits."""
+    """Numbers in [0, 1) from the upper 53 bits."""
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def draw(keys: UInt64, counters: NDArray) -> UInt64:
-    """The numbers at these places of the sequences that these keys start."""
+    """The numbers at positions `counters` of the random sequences that these keys start."""
     return mix(keys + (counters.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 def permute(indices: NDArray, size: int, keys: UInt64) -> NDArray[np.int64]:
-    """Where a permutation of `range(size)`, one for each key, takes these indices.
+    """Applies a permutation of `range(size)`, one for each key, to these indices.
 
-    A Feistel network permutes the next power of two; what lands outside is sent through again until it is inside
-    (cycle walking; Black and Rogaway, 2002). Nothing is stored, whatever the size.
+    A Feistel network permutes the next power of two; values that land outside go through it again until they are inside
+    (cycle walking; Black and Rogaway, 2002). No table is stored, whatever the size.
 
     Example:
         >>> sorted(permute(np.arange(5), 5, combine("order", 1)).tolist())
@@ -74,7 +74,7 @@ def permute(indices: NDArray, size: int, keys: UInt64) -> NDArray[np.int64]:
 
 
 def _feistel(values: UInt64, bits: int, keys: UInt64) -> UInt64:
-    """A permutation of `range(2**bits)`; halves of unequal width trade places at every round."""
+    """A permutation of `range(2**bits)`. The two halves, which may differ in width, swap in every round."""
     left_bits, right_bits = bits - bits // 2, bits // 2
     left, right = values >> np.uint64(right_bits), values & _ones(right_bits)
     for number in range(FEISTEL_ROUNDS):

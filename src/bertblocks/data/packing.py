@@ -1,4 +1,4 @@
-"""Packing pieces into rows of a fixed number of slots."""
+"""Packs sequences into rows of a fixed number of slots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 
 def best_fit(lengths: Sequence[int] | NDArray, capacity: int) -> list[list[int]]:
-    """Best-fit decreasing: longest first, each into the fullest row that still holds it.
+    """Best-fit decreasing: takes the longest sequence first and puts it into the fullest row with enough room.
 
-    Returns the indices of each row. Of equal lengths the first comes first; of rows with equal room the newest.
+    Returns the indices in each row. Among equal lengths the first comes first; among rows with equal room the newest.
 
     Example:
         >>> best_fit([3, 5, 2, 6], 8)
@@ -22,8 +22,8 @@ def best_fit(lengths: Sequence[int] | NDArray, capacity: int) -> list[list[int]]
         wrong = int(sizes.min() if sizes.min() < 1 else sizes.max())
         raise ValueError(f"A length is {wrong}; rows of {capacity} slots take lengths of 1 to {capacity}.")
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by the number of their free slots
-    rooms = 0  # bit r is set where with_room[r] has rows: finding the least sufficient room is one shift
+    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by their number of free slots
+    rooms = 0  # bit r is set if with_room[r] has rows, so finding the smallest sufficient room takes one shift
     for index in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[index])
         sufficient = rooms >> size

@@ -1,4 +1,4 @@
-"""Tokenizing a corpus once, in parallel, into Arrow shards; what a killed run has finished is kept."""
+"""Tokenizes a corpus once, in parallel, into Arrow shards. An interrupted run keeps its finished shards."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-#: Part of the fingerprint; raised when shards are written in another way.
+#: The version of the shards, a part of the fingerprint.
 FORMAT = 1
-#: Documents that are tokenized together, and that share a batch of an Arrow file.
+#: How many documents are tokenized together and share a batch of an Arrow file.
 BATCH = 2000
 PLAN, TOKENIZER, DOCSTRINGS = "plan.json", "tokenizer.json", "docstrings.jsonl"
 
-#: Told how many shards are done, of how many.
+#: Called with the number of finished shards and of all shards.
 OnShard = Callable[[int, int], None]
 
 
@@ -45,10 +45,9 @@ def prepare(
     on_shard: OnShard = lambda done, total: None,
     overwrite: bool = False,
 ) -> TokenStore:
-    """Tokenizes a corpus into a folder, or opens what is there if it was made of the same corpus and tokenizer.
+    """Tokenizes a corpus into a folder, or opens the folder if it has the tokens of this corpus and tokenizer.
 
-    Shards that an interrupted call has finished are kept; those of another corpus or tokenizer are replaced with
-    `overwrite`. Raises
+    Finished shards of an interrupted call are kept. `overwrite` replaces those of another corpus or tokenizer. Raises
     `DataError` if more than `max_bad_share` of the records cannot be used.
     """
     folder = Path(folder)
@@ -75,12 +74,12 @@ def prepare(
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """All that decides about ids."""
+    """Everything in a tokenizer that affects ids."""
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
 
 
 def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[int], workers: int) -> Iterator[None]:
-    """Yields after each shard."""
+    """Writes the missing shards and yields after each."""
     workers = min(workers, len(missing))
     if workers <= 1:
         for number in missing:
@@ -94,8 +93,8 @@ def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[
                 yield job.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "A process that tokenizes was killed, most likely for lack of memory; run again with fewer workers "
-                "(finished shards are kept)."
+                "A worker process was killed, most likely for lack of memory; run again with fewer workers. Finished "
+                "shards are kept."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -106,17 +105,17 @@ def _use_one_core() -> None:
 
 
 def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
-    """Tokenizes one shard; its counts are written last and mark it as whole."""
+    """Tokenizes one shard. Its counts are written last and mark it as complete."""
     from datasets import Features, Sequence, Value
     from datasets.arrow_writer import ArrowWriter
 
     tokenizer = _load(folder / TOKENIZER, (folder / TOKENIZER).stat().st_mtime_ns)
-    tally = RecordCounts()
+    records = RecordCounts()
     counts = dict.fromkeys(("tokens", "held_out_documents", "held_out_tokens"), 0)
     features = Features({"ids": Sequence(Value("int32")), "held_out": Value("bool")})
     with atomic_file(_arrow(folder, number)) as file:
         writer = ArrowWriter(features=features, stream=file)
-        for documents in _in_batches(tally.count(corpus.read(shard))):
+        for documents in _in_batches(records.count(corpus.read(shard))):
             table, lengths = _tokenize(tokenizer, documents)
             held_out = np.array([document.held_out for document in documents])
             writer.write_table(table)
@@ -124,7 +123,7 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
             counts["held_out_documents"] += int(held_out.sum())
             counts["held_out_tokens"] += int(lengths[held_out].sum())
         writer.finalize(close_stream=False)
-    write_json(_marker(folder, number), {"tally": asdict(tally), "counts": counts})
+    write_json(_marker(folder, number), {"tally": asdict(records), "counts": counts})
 
 
 def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.ndarray]:
@@ -132,7 +131,7 @@ def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.
 
     encodings = tokenizer.encode_batch_fast([document.text for document in documents], add_special_tokens=False)
     ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-    lengths = np.array([len(one) for one in ids])
+    lengths = np.array([len(document_ids) for document_ids in ids])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     columns = {
         "ids": pyarrow.ListArray.from_arrays(offsets, np.concatenate(ids)),
@@ -142,12 +141,12 @@ def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.
 
 
 @lru_cache(maxsize=1)
-def _load(path: Path, written: int) -> Tokenizer:
-    """`written` tells a replaced file from the one that is remembered."""
+def _load(path: Path, modified: int) -> Tokenizer:
+    """The tokenizer of a file, cached until `modified`, its time of modification, changes."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.encode_special_tokens = True  # a text that speaks of [MASK] holds none
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
     return tokenizer
 
 
@@ -173,20 +172,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
-    """What an earlier call was asked for; None for a new folder. Raises if the folder holds anything else."""
+    """The plan of an earlier call; None for a new folder. Raises if the folder has other contents."""
     plan = _read(folder / PLAN)
     if "fingerprint" in plan:
         return plan
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if foreign := sorted(name for name in names if name != DOCSTRINGS and not name.endswith(PARTIAL)):
-        raise DataError(f"{folder} holds {foreign[0]}, which is not a prepared corpus; choose another folder.")
+        raise DataError(f"{folder} has other contents ({foreign[0]}); choose another folder.")
     return None
 
 
 def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
-    """Makes room for a corpus; raises if the folder holds tokens of another one, unless `overwrite`.
+    """Makes a folder ready for a corpus. Raises if it has the tokens of another corpus, unless `overwrite` is set.
 
-    Deletes what an earlier call wrote and nothing else, the files that mark it as complete first.
+    Deletes only files of an earlier call, starting with those that mark it as complete.
     """
     plan = read_plan(folder)
     remove_partial(folder)
@@ -194,8 +193,8 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
         return
     if not overwrite:
         raise DataError(
-            f"{folder} holds tokens of another corpus or tokenizer; choose another folder, or --overwrite "
-            "(overwrite=True) to replace them."
+            f"{folder} has tokens of another corpus or tokenizer; choose another folder, or replace them with "
+            "--overwrite (overwrite=True)."
         )
     for path in (folder / INFO, folder / PLAN, folder / TOKENIZER):
         path.unlink(missing_ok=True)
@@ -205,16 +204,16 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
 
 
 def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
-    tally = RecordCounts()
+    records = RecordCounts()
     counts: dict[str, int] = {}
     for number in range(shards):
         marker = _read(_marker(folder, number))
-        tally.add(RecordCounts(**marker["tally"]))
+        records.add(RecordCounts(**marker["tally"]))
         for key, count in marker["counts"].items():
             counts[key] = counts.get(key, 0) + count
     return {
         "fingerprint": fingerprint,
-        "counts": {"documents": tally.good, "bad_records": tally.bad, **counts},
-        "bad_records": tally.named,
+        "counts": {"documents": records.good, "bad_records": records.bad, **counts},
+        "bad_records": records.named,
         "shards": [_arrow(folder, number).name for number in range(shards)],
     }

@@ -1,8 +1,8 @@
-"""An endless stream of packed rows in which every row has an address, so that resuming costs nothing.
+"""An endless stream of packed rows with random access, so that resuming is exact and takes constant time.
 
-Documents are cut into pieces, never truncated. Each epoch of a source visits its pieces in an order of its own, given
-by a keyed permutation. A *pool* takes the next pieces of every source and packs them by best fit into rows. All of it
-follows from (seed, phase, pool), so a `Position` is all that a checkpoint has to hold.
+Documents are cut into chunks, never truncated. Each epoch of a source visits its chunks in a new order, given by a
+keyed permutation. A *pool* takes the next chunks of every source and packs them into rows by best fit. All of it is a
+function of (seed, phase, pool), so a checkpoint only stores a `Position`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from bertblocks.data.hashing import combine, permute
 from bertblocks.data.packing import best_fit
 
-#: Rows that are packed together. More pack tighter, and cost more to pack anew on resume.
+#: How many rows are packed together. A larger pool packs tighter and takes longer to pack again on resume.
 POOL_ROWS = 1024
-#: Pieces per pool are fixed-point numbers with this many bits behind the point: shares are exact in the long run.
+#: Chunks per pool are fixed-point numbers with this many fractional bits, so shares are exact in the long run.
 FRACTION_BITS = 32
 
 
 class Documents(Protocol):
-    """Tokenized documents without special tokens; a `TokenStore`, or anything alike."""
+    """Tokenized documents without special tokens, such as a `TokenStore`."""
 
     @property
     def lengths(self) -> NDArray: ...
@@ -34,7 +34,10 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class StreamSource:
-    """Documents, their share of all tokens (relative to the other sources'), and the least tokens one must have."""
+    """Documents, their weight in the mixture of sources, and the minimum length of a document.
+
+    Weights are shares of tokens, relative to those of the other sources.
+    """
 
     documents: Documents
     weight: float = 1.0
@@ -42,33 +45,33 @@ class StreamSource:
 
 
 @dataclass(frozen=True)
-class DocumentSlice:
+class DocumentChunk:
     """Consecutive tokens of one document.
 
-    `index` counts the pieces of the source, `place` the pieces of the whole stream before this one.
+    `index` is the number of the chunk in its source, `stream_index` its number in the whole stream.
     """
 
     ids: NDArray[np.int32]
     source: int
     index: int
     epoch: int
-    place: int
+    stream_index: int
 
 
-#: Pieces that share the slots of one row; attention never crosses from one to another.
-Row = list[DocumentSlice]
+#: Chunks packed into one row. Attention never crosses from one to another.
+Row = list[DocumentChunk]
 
 
 @dataclass(frozen=True)
 class Position:
-    """The next row to take: its pool, and its number there."""
+    """The pool of the next row, and its number in the pool."""
 
     pool: int = 0
     row: int = 0
 
 
-class _Pieces:
-    """Where the pieces of a source are, by arithmetic on the lengths of its documents."""
+class _ChunkIndex:
+    """Finds the chunks of a source by arithmetic on the lengths of its documents."""
 
     def __init__(self, source: StreamSource, capacity: int, name: str) -> None:
         lengths = np.asarray(source.documents.lengths)
@@ -76,30 +79,32 @@ class _Pieces:
         self.capacity = capacity
         self.chosen = np.flatnonzero(lengths >= max(source.min_tokens, 1))
         if not len(self.chosen):
-            raise ValueError(f"{name} has no document of at least {max(source.min_tokens, 1)} tokens.")
+            raise ValueError(
+                f"{name} has no document of at least {max(source.min_tokens, 1)} tokens; lower min_tokens or add texts."
+            )
         self.lengths = lengths[self.chosen].astype(np.int64)
         self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // capacity))])
         self.count = int(self.first[-1])
         self.tokens = int(self.lengths.sum())
 
-    def spans(self, pieces: NDArray[np.int64]) -> tuple[NDArray, NDArray, NDArray]:
-        """The document of each piece, where it starts there, and how many tokens it has."""
-        rank = np.searchsorted(self.first, pieces, side="right") - 1
-        start = (pieces - self.first[rank]) * self.capacity
+    def spans(self, chunks: NDArray[np.int64]) -> tuple[NDArray, NDArray, NDArray]:
+        """The document of each chunk, its start in the document, and its number of tokens."""
+        rank = np.searchsorted(self.first, chunks, side="right") - 1
+        start = (chunks - self.first[rank]) * self.capacity
         return self.chosen[rank], start, np.minimum(self.lengths[rank] - start, self.capacity)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Pieces of one pool, and the rows that they are packed into."""
+class _Pool:
+    """The chunks of a pool, and the rows that they are packed into."""
 
-    pieces: list[list[int]]  # of each: source, epoch, index, document, start there, tokens
+    chunks: list[list[int]]  # of each: source, epoch, index, document, start in the document, tokens
     rows: list[list[int]]
-    places: list[int]  # of the first piece of each row
+    stream_indices: list[int]  # of the first chunk of each row
 
 
 class PackedStream:
-    """Rows of `length` slots, each piece taking `overhead` slots more than it has tokens.
+    """Rows of `length` slots. Each chunk takes `overhead` slots for special tokens in addition to its tokens.
 
     Example:
         >>> class Texts:
@@ -108,7 +113,7 @@ class PackedStream:
         ...         return np.arange(self.lengths[index], dtype=np.int32)
         >>> stream = PackedStream([StreamSource(Texts())], length=8, overhead=2, seed=0, pool_rows=4)
         >>> rows, position = stream.take(Position(), 3)
-        >>> len(rows), all(sum(len(piece.ids) + 2 for piece in row) <= 8 for row in rows)
+        >>> len(rows), all(sum(len(chunk.ids) + 2 for chunk in row) <= 8 for row in rows)
         (3, True)
     """
 
@@ -124,61 +129,67 @@ class PackedStream:
         if length <= overhead:
             raise ValueError(f"length is {length}; with {overhead} special tokens it must be at least {overhead + 1}.")
         self.length, self.overhead, self.seed, self.phase = length, overhead, seed, phase
-        self.sources = [_Pieces(source, length - overhead, f"Source {number}") for number, source in enumerate(sources)]
-        self._rates = _pieces_per_pool(self.sources, sources, pool_rows * length, overhead)
-        self._pool = -1
-        self._plan: _Plan | None = None
+        self.sources = [
+            _ChunkIndex(source, length - overhead, f"Source {number}") for number, source in enumerate(sources)
+        ]
+        self._rates = _chunks_per_pool(self.sources, sources, pool_rows * length, overhead)
+        self._pool_number = -1
+        self._pool: _Pool | None = None
 
     def take(self, position: Position, count: int) -> tuple[list[Row], Position]:
-        """The next `count` rows, and the position behind them."""
+        """The next `count` rows, and the position after them."""
         rows: list[Row] = []
-        pool, row = position.pool, position.row
+        number, row = position.pool, position.row
         while len(rows) < count:
-            plan = self._planned(pool)
-            end = min(row + count - len(rows), len(plan.rows))
-            rows.extend(self._read(plan, number) for number in range(row, end))
-            pool, row = (pool + 1, 0) if end == len(plan.rows) else (pool, end)
-        return rows, Position(pool, row)
+            pool = self._get_pool(number)
+            end = min(row + count - len(rows), len(pool.rows))
+            rows.extend(self._read(pool, index) for index in range(row, end))
+            number, row = (number + 1, 0) if end == len(pool.rows) else (number, end)
+        return rows, Position(number, row)
 
-    def _planned(self, pool: int) -> _Plan:
-        if self._plan is None or self._pool != pool:
-            self._plan, self._pool = self._make_plan(pool), pool
-        return self._plan
+    def _get_pool(self, number: int) -> _Pool:
+        if self._pool is None or self._pool_number != number:
+            self._pool, self._pool_number = self._pack(number), number
+        return self._pool
 
-    def _make_plan(self, pool: int) -> _Plan:
+    def _pack(self, pool: int) -> _Pool:
         parts: list[tuple[NDArray, ...]] = []
         for number, (source, rate) in enumerate(zip(self.sources, self._rates, strict=True)):
             indices = np.arange(_start(rate, pool), _start(rate, pool + 1))
             epoch, rank = np.divmod(indices, source.count)
-            piece = permute(rank, source.count, combine("pieces", self.seed, self.phase, number, epoch))
-            parts.append((np.full_like(piece, number), epoch, piece, *source.spans(piece)))
-        pieces = np.concatenate([np.stack(part, axis=1) for part in parts])
-        packed = best_fit(pieces[:, -1] + self.overhead, self.length)
-        # best fit puts long pieces first: rows are shuffled so that every batch has short and long ones
+            # the key "pieces" is part of the order of existing runs
+            chunk = permute(rank, source.count, combine("pieces", self.seed, self.phase, number, epoch))
+            parts.append((np.full_like(chunk, number), epoch, chunk, *source.spans(chunk)))
+        chunks = np.concatenate([np.stack(part, axis=1) for part in parts])
+        packed = best_fit(chunks[:, -1] + self.overhead, self.length)
+        # best fit puts long chunks first: rows are shuffled so that every batch has short and long ones
         order = permute(np.arange(len(packed)), len(packed), combine("rows", self.seed, self.phase, pool))
         rows = [packed[number] for number in order.tolist()]
         before = sum(_start(rate, pool) for rate in self._rates)
-        places = before + np.cumsum([0, *map(len, rows[:-1])])
-        return _Plan(pieces.tolist(), rows, places.tolist())
+        stream_indices = before + np.cumsum([0, *map(len, rows[:-1])])
+        return _Pool(chunks.tolist(), rows, stream_indices.tolist())
 
-    def _read(self, plan: _Plan, row: int) -> Row:
-        pieces = []
-        for place, at in enumerate(plan.rows[row], start=plan.places[row]):
-            source, epoch, index, document, start, size = plan.pieces[at]
+    def _read(self, pool: _Pool, row: int) -> Row:
+        chunks = []
+        for stream_index, chunk in enumerate(pool.rows[row], start=pool.stream_indices[row]):
+            source, epoch, index, document, start, size = pool.chunks[chunk]
             ids = self.sources[source].documents[document][start : start + size]
-            pieces.append(DocumentSlice(ids, source, index, epoch, place))
-        return pieces
+            chunks.append(DocumentChunk(ids, source, index, epoch, stream_index))
+        return chunks
 
 
-def _pieces_per_pool(pieces: list[_Pieces], sources: Sequence[StreamSource], slots: int, overhead: int) -> list[int]:
-    """Of each source, in fixed point, so that tokens are shared by weight and a pool fills about `slots`."""
+def _chunks_per_pool(
+    indices: list[_ChunkIndex], sources: Sequence[StreamSource], slots: int, overhead: int
+) -> list[int]:
+    """The chunks of each source in a pool, in fixed point: weights are shares of tokens, and a pool fills `slots`."""
     for number, source in enumerate(sources):
         if not source.weight > 0:
             raise ValueError(f"Source {number} has the weight {source.weight}; it must be above 0.")
-    per_token = [source.weight * one.count / one.tokens for source, one in zip(sources, pieces, strict=True)]
+    per_token = [source.weight * index.count / index.tokens for source, index in zip(sources, indices, strict=True)]
     total_slots = sum(source.weight for source in sources) + overhead * sum(per_token)
-    return [int(one * slots / total_slots * 2**FRACTION_BITS) for one in per_token]
+    return [int(rate * slots / total_slots * 2**FRACTION_BITS) for rate in per_token]
 
 
 def _start(rate: int, pool: int) -> int:
+    """How many chunks of a source come before a pool."""
     return (pool * rate) >> FRACTION_BITS

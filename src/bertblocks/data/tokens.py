@@ -1,4 +1,4 @@
-"""Tokenized documents on disk, memory-mapped: opening costs nothing, whatever the size."""
+"""Tokenized documents on disk, memory-mapped, so that opening them is fast whatever their size."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Marks a folder as complete, and says what it holds.
+#: The file that marks a folder as complete and describes its contents.
 INFO = "tokens.json"
 
 
 class TokenStore:
     """The documents of a folder that `prepare` wrote, as ids without special tokens.
 
-    `counts` are the numbers of documents, tokens, bad records and so on; `held_out` says of each document whether it
-    is kept for evaluation.
+    `counts` has the numbers of documents, tokens, bad records and so on; `held_out` tells for each document whether it
+    is held out for evaluation.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -27,7 +27,7 @@ class TokenStore:
 
         self.folder = Path(folder)
         if not (self.folder / INFO).is_file():
-            raise FileNotFoundError(f"{folder} holds no {INFO}; write it with `bertblocks data prepare`.")
+            raise FileNotFoundError(f"{folder} has no {INFO}; write it with `bertblocks data prepare`.")
         info = read_json(self.folder / INFO)
         self.counts: dict[str, int] = info["counts"]
         self.bad_records: list[str] = info["bad_records"]
@@ -55,7 +55,7 @@ class TokenStore:
         return self._values[batch][offsets[within] : offsets[within + 1]]
 
     def split(self) -> tuple[TokenSubset, TokenSubset]:
-        """The documents to train on, and those that are held out."""
+        """The documents for training, and those held out for evaluation."""
         return TokenSubset(self, np.flatnonzero(~self.held_out)), TokenSubset(self, np.flatnonzero(self.held_out))
 
 

@@ -1,4 +1,4 @@
-"""What is hidden and what is scored: pieces of text become inputs and targets."""
+"""Pretraining objectives: they turn chunks of documents into inputs and targets."""
 
 from bertblocks.objectives.base import Objective, RateSchedule
 from bertblocks.objectives.masked_diffusion import MaskedDiffusion

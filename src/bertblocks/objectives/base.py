@@ -1,4 +1,4 @@
-"""What all objectives share: flat batches, keys of randomness, and rates that change as training goes on."""
+"""The interface of objectives, the keys of their random draws, and schedules of masking rates."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, combine
-from bertblocks.data.stream import DocumentSlice, Row
+from bertblocks.data.stream import DocumentChunk, Row
 
 
 class Objective(ABC):
-    """Turns pieces of text into inputs and targets.
+    """Turns chunks of documents into inputs and targets.
 
-    Everything random follows from (seed, epoch, source, index of the piece), so it is the same however a global batch
-    is split among processes and micro-batches, and no generator has to be saved.
+    All random draws are functions of (seed, epoch, source, index of the chunk). So they do not depend on how a global
+    batch is split into processes and micro-batches, and checkpoints do not store a generator.
     """
 
-    #: Special tokens that are added to each piece.
+    #: How many special tokens are added to each chunk.
     overhead: int
 
     @abstractmethod
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
-        """Inputs and targets of these rows; `progress` is the share of the training that is done."""
+        """Inputs and targets for these rows; `progress` is the finished share of the training."""
 
     @abstractmethod
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        """The sum of each loss over the batch; dividing by the counts of the global batch gives its mean."""
+        """The sum of each loss over the batch. Divided by the count of the global batch it is the mean."""
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """A rate that moves from `start` to `end` over the training.
+    """A rate that changes from `start` to `end` over the training.
 
     Example:
         >>> RateSchedule(0.3, 0.1).at(0.5)
@@ -62,44 +62,45 @@ class RateSchedule:
 
 
 @dataclass(frozen=True)
-class SequenceTokens:
-    """Pieces laid end to end with a key for each; what objectives draw their numbers from."""
+class ChunkTokens:
+    """The tokens of chunks laid end to end, and a key for the random draws of each chunk."""
 
     ids: NDArray[np.int64]  # [tokens]
-    lengths: NDArray[np.int64]  # [pieces]
-    keys: UInt64  # [pieces]
-    places: NDArray[np.int64]  # [pieces]
+    lengths: NDArray[np.int64]  # [chunks]
+    keys: UInt64  # [chunks]
+    stream_indices: NDArray[np.int64]  # [chunks]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], seed: int) -> SequenceTokens:
-        pieces: list[DocumentSlice] = [piece for row in rows for piece in row]
-        if not pieces:
-            raise ValueError("A batch needs at least one piece.")
-        epochs, sources, indices, places = np.array([[p.epoch, p.source, p.index, p.place] for p in pieces]).T
+    def from_rows(cls, rows: Sequence[Row], seed: int) -> ChunkTokens:
+        chunks: list[DocumentChunk] = [chunk for row in rows for chunk in row]
+        if not chunks:
+            raise ValueError("A batch needs at least one chunk.")
+        numbers = np.array([[chunk.epoch, chunk.source, chunk.index, chunk.stream_index] for chunk in chunks])
+        epochs, sources, indices, stream_indices = numbers.T
         return cls(
-            ids=np.concatenate([piece.ids for piece in pieces]).astype(np.int64),
-            lengths=np.array([len(piece.ids) for piece in pieces]),
+            ids=np.concatenate([chunk.ids for chunk in chunks]).astype(np.int64),
+            lengths=np.array([len(chunk.ids) for chunk in chunks]),
             keys=combine(seed, epochs, sources, indices),
-            places=places,
+            stream_indices=stream_indices,
         )
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each piece begins."""
+        """The index of each chunk's first token."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """The number of each token in its piece."""
+        """The position of each token in its chunk."""
         return count_within(self.lengths)
 
     def token_keys(self, purpose: str) -> UInt64:
-        """The key of each token's piece, for one kind of draw."""
+        """For each token the key of its chunk, for one kind of draw."""
         return np.repeat(combine(self.keys, purpose), self.lengths)
 
 
 def count_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... of each piece, end to end.
+    """0, 1, ... for each length, end to end.
 
     Example:
         >>> count_within(np.array([2, 3])).tolist()
@@ -109,7 +110,7 @@ def count_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def enclose(values: NDArray, lengths: NDArray[np.int64], before: int, after: int) -> NDArray[np.int64]:
-    """Flat pieces with one value put before each and one behind it.
+    """Inserts one value before each sequence and one after it.
 
     Example:
         >>> enclose(np.array([5, 6, 7]), np.array([2, 1]), 1, 2).tolist()
@@ -123,6 +124,6 @@ def enclose(values: NDArray, lengths: NDArray[np.int64], before: int, after: int
     )
 
 
-def offsets(lengths: NDArray[np.int64]) -> Tensor:
-    """`cu_seqlens` of sequences of these lengths."""
+def cumulative_lengths(lengths: NDArray[np.int64]) -> Tensor:
+    """The `cu_seqlens` of sequences of these lengths."""
     return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

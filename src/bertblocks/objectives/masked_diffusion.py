@@ -1,4 +1,4 @@
-"""Masked diffusion (Sahoo et al., 2024; Nie et al., 2025): a random share of each text is hidden."""
+"""Masked diffusion (Sahoo et al., 2024; Nie et al., 2025): a random share of each text is masked."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import GOLDEN, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Objective, SequenceTokens, enclose, offsets
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose
 from bertblocks.text.vocabulary import Vocabulary
 
 
 class MaskedDiffusion(Objective):
-    """Hides every token of a piece with a probability t of its own; hidden tokens count 1/t in the loss.
+    """Masks the tokens of each chunk with a probability t of its own; masked tokens have the weight 1/t in the loss.
 
-    t is spread evenly over [min_time, 1], better than chance would, in every batch: it follows the golden-ratio
-    sequence along the pieces of the stream. So it depends on the seed and the piece's place in the stream, and not on
-    how batches are cut or split.
+    The t of a batch are spread over [min_time, 1] more evenly than random numbers, because they follow the golden-ratio
+    sequence along the stream. They depend on the seed and on the chunk's index in the stream, not on how batches are
+    split.
     """
 
     overhead = 2
@@ -32,17 +32,17 @@ class MaskedDiffusion(Objective):
         self.vocabulary, self.min_time = vocabulary, min_time
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
-        tokens, vocabulary = SequenceTokens.of(rows, seed), self.vocabulary
-        spread = uniform(combine("time", seed) + tokens.places.astype(np.uint64) * GOLDEN)
+        tokens, vocabulary = ChunkTokens.from_rows(rows, seed), self.vocabulary
+        spread = uniform(combine("time", seed) + tokens.stream_indices.astype(np.uint64) * GOLDEN)
         times = self.min_time + (1 - self.min_time) * spread
         ordinary = ~vocabulary.is_special[tokens.ids]
-        hidden = uniform(draw(tokens.token_keys("hide"), tokens.positions)) < np.repeat(times, tokens.lengths)
-        hidden &= ordinary
-        ids = np.where(hidden, vocabulary.mask, tokens.ids)
-        labels = np.where(hidden, tokens.ids, IGNORE)
+        masked = uniform(draw(tokens.token_keys("hide"), tokens.positions)) < np.repeat(times, tokens.lengths)
+        masked &= ordinary
+        ids = np.where(masked, vocabulary.mask, tokens.ids)
+        labels = np.where(masked, tokens.ids, IGNORE)
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, tokens.lengths, vocabulary.cls, vocabulary.sep)),
-            cu_seqlens=offsets(tokens.lengths + self.overhead),
+            cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
             counts={"masked_diffusion": int(ordinary.sum())},
             labels=torch.from_numpy(enclose(labels, tokens.lengths, IGNORE, IGNORE)),
             timesteps=torch.from_numpy(times.astype(np.float32)),

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al., 2018), with whole words and spans (Joshi et al., 2019) on request."""
+"""Masked language modeling (Devlin et al., 2018), of whole words or spans (Joshi et al., 2019) if requested."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from bertblocks.data.hashing import UInt64, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.objectives.base import (
+    ChunkTokens,
     Objective,
     RateSchedule,
-    SequenceTokens,
     count_within,
+    cumulative_lengths,
     enclose,
-    offsets,
 )
 from bertblocks.text.vocabulary import Vocabulary
 
-#: SpanBERT's lengths: geometric, each further word with probability 0.8, cut at ten.
+#: Span lengths of SpanBERT: geometric with p = 0.2, at most ten.
 SPAN_STOP = 0.2
 SPAN_MAX = 10
 
 
 class MaskedLanguageModeling(Objective):
-    """Hides a share of the tokens; of those chosen some become [MASK], some a random token, the rest stay.
+    """Selects a share of the tokens; of these some become [MASK], some a random token, and the rest stay.
 
-    Every token that is not special is chosen with the probability `rate`: alone, with its whole word, or in spans (of
-    words, if `whole_word` says so) of SpanBERT's lengths.
+    Every token that is not special is selected with probability `rate`: on its own, with its whole word, or in spans of
+    SpanBERT's lengths (spans of words if `whole_word` is set).
     """
 
     overhead = 2
@@ -53,21 +53,21 @@ class MaskedLanguageModeling(Objective):
                 raise ValueError(f"The masking rate is {value}; it must be above 0 and at most 1.")
         if mask_share < 0 or random_share < 0 or mask_share + random_share > 1:
             raise ValueError(
-                f"mask_share is {mask_share} and random_share {random_share}; neither may be below 0, nor their sum "
-                "above 1."
+                f"mask_share is {mask_share} and random_share {random_share}; both must be at least 0 and their sum at "
+                "most 1."
             )
         if whole_word and vocabulary.starts_word is None:
-            raise ValueError("whole_word is true, and the tokenizer does not mark where words begin.")
+            raise ValueError("whole_word is true, but the tokenizer does not mark where words begin.")
         self.mask_share, self.random_share = mask_share, random_share
         self.whole_word, self.spans = whole_word, spans
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
-        tokens = SequenceTokens.of(rows, seed)
-        ids, labels = self.hide(tokens, progress)
+        tokens = ChunkTokens.from_rows(rows, seed)
+        ids, labels = self.mask(tokens, progress)
         lengths, vocabulary = tokens.lengths, self.vocabulary
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
-            cu_seqlens=offsets(lengths + self.overhead),
+            cu_seqlens=cumulative_lengths(lengths + self.overhead),
             counts={"masked_lm": int((labels != IGNORE).sum())},
             labels=torch.from_numpy(enclose(labels, lengths, IGNORE, IGNORE)),
         )
@@ -82,23 +82,23 @@ class MaskedLanguageModeling(Objective):
         )
         return {"masked_lm": out.loss}
 
-    def hide(self, tokens: SequenceTokens, progress: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids that the model sees, and the labels of those that were chosen."""
-        chosen = self._choose(tokens, self.rate.at(progress)) & ~self.vocabulary.is_special[tokens.ids]
+    def mask(self, tokens: ChunkTokens, progress: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The input ids, and the labels of the selected tokens."""
+        selected = self._select(tokens, self.rate.at(progress)) & ~self.vocabulary.is_special[tokens.ids]
         kind = uniform(draw(tokens.token_keys("replace"), tokens.positions))
         ordinary = self.vocabulary.ordinary
         random = ordinary[draw(tokens.token_keys("random"), tokens.positions) % np.uint64(len(ordinary))]
         changed = np.where(kind < self.mask_share, self.vocabulary.mask, random)
-        is_changed = chosen & (kind < self.mask_share + self.random_share)
-        return np.where(is_changed, changed, tokens.ids), np.where(chosen, tokens.ids, IGNORE)
+        is_changed = selected & (kind < self.mask_share + self.random_share)
+        return np.where(is_changed, changed, tokens.ids), np.where(selected, tokens.ids, IGNORE)
 
-    def _choose(self, tokens: SequenceTokens, rate: float) -> NDArray[np.bool_]:
-        is_main = tokens.positions == 0
-        starts_unit = np.ones_like(is_main)
+    def _select(self, tokens: ChunkTokens, rate: float) -> NDArray[np.bool_]:
+        is_first = tokens.positions == 0
+        starts_unit = np.ones_like(is_first)
         if self.whole_word and self.vocabulary.starts_word is not None:
-            starts_unit = self.vocabulary.starts_word[tokens.ids] | is_main
-        unit = np.cumsum(starts_unit) - 1  # the word, or the token, that each token belongs to
-        units = np.add.reduceat(starts_unit, tokens.starts, dtype=np.int64)  # in each piece
+            starts_unit = self.vocabulary.starts_word[tokens.ids] | is_first
+        unit = np.cumsum(starts_unit) - 1  # the word or token that each token belongs to
+        units = np.add.reduceat(starts_unit, tokens.starts, dtype=np.int64)  # in each chunk
         keys = combine(tokens.keys, "choose")
         if self.spans:
             return _in_spans(keys, units, rate)[unit]
@@ -106,26 +106,26 @@ class MaskedLanguageModeling(Objective):
 
 
 def _in_spans(keys: UInt64, units: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
-    """Which units lie in a span.
+    """Which units are in a span.
 
-    A span may start at every unit, and at those that would stand before the piece, with the one probability that
-    covers each unit with probability `rate` exactly; so neither the ends of a piece nor overlaps change the rate.
+    A span may start at every unit, and at imaginary units before the chunk, with the one probability that covers each
+    unit with probability `rate`. So neither the ends of a chunk nor overlaps change the rate.
     """
     widths = units + SPAN_MAX - 1
     number = count_within(widths)
     repeated = np.repeat(keys, widths)
     starts = uniform(draw(repeated, 2 * number)) < _start_probability(rate)
-    # a geometric length by its inverse distribution
+    # geometric lengths by inversion
     tail = 1 - uniform(draw(repeated, 2 * number + 1))
     lengths = np.minimum(1 + np.floor(np.log(tail) / np.log(1 - SPAN_STOP)), SPAN_MAX).astype(np.int64)
-    places = np.arange(len(number))
-    # the units before the next piece are as many as a span can reach beyond the end of this one
-    covered = np.maximum.accumulate(places + np.where(starts, lengths, 0)) > places
+    index = np.arange(len(number))
+    # the next chunk has as many imaginary units as a span can reach beyond the end of this one
+    covered = np.maximum.accumulate(index + np.where(starts, lengths, 0)) > index
     return covered[number >= SPAN_MAX - 1]
 
 
 def _start_probability(rate: float) -> float:
-    """q of 1 - prod over k (1 - q P(length > k)) = rate, by bisection."""
+    """The q for which 1 - prod over k of (1 - q P(length > k)) is `rate`, by bisection."""
     longer = (1 - SPAN_STOP) ** np.arange(SPAN_MAX)
     low, high = 0.0, 1.0
     for _ in range(60):

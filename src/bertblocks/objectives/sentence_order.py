@@ -1,4 +1,4 @@
-"""Sentence order prediction (Lan et al., 2019), alone or with masked language modelling."""
+"""Sentence order prediction (Lan et al., 2019), alone or with masked language modeling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import Objective, SequenceTokens, offsets
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
 
 class SentenceOrder(Objective):
-    """Two consecutive segments of a text, in order (0) or swapped (1): `[CLS] A [SEP] B [SEP]`.
+    """Predicts whether two consecutive segments of a text are in order (0) or swapped (1): `[CLS] A [SEP] B [SEP]`.
 
     A text is divided in its middle half: after a sentence if one ends there, else before a word, else anywhere. A
-    single token cannot be divided; it has an empty B and no label. For the model `BertBlocksForPreTraining`;
-    `token_types` says whether it tells the segments apart by types too.
+    single token cannot be divided; it has an empty B and no label. The model is `BertBlocksForPreTraining`;
+    `token_types` says whether the segments have different token types.
     """
 
     overhead = 3
@@ -34,10 +34,10 @@ class SentenceOrder(Objective):
         self.vocabulary, self.masking, self.token_types = vocabulary, masking, token_types
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
-        tokens = SequenceTokens.of(rows, seed)
+        tokens = ChunkTokens.from_rows(rows, seed)
         ids, labels = tokens.ids, None
         if self.masking is not None:
-            ids, labels = self.masking.hide(tokens, progress)
+            ids, labels = self.masking.mask(tokens, progress)
         first = self._divide(tokens)
         swapped = (uniform(draw(combine(tokens.keys, "swap"), np.zeros(1))) < 0.5) & (first < tokens.lengths)
         order = _arrange(tokens, first, swapped)
@@ -51,7 +51,7 @@ class SentenceOrder(Objective):
         vocabulary = self.vocabulary
         return FlatBatch(
             input_ids=torch.from_numpy(_enclose_pairs(ids[order], sizes, vocabulary.cls, vocabulary.sep)),
-            cu_seqlens=offsets(tokens.lengths + self.overhead),
+            cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
             counts=counts,
             labels=None if labels is None else torch.from_numpy(_enclose_pairs(labels[order], sizes, IGNORE, IGNORE)),
             token_type_ids=torch.from_numpy(types) if self.token_types else None,
@@ -70,19 +70,19 @@ class SentenceOrder(Objective):
         sums = {"masked_lm": out.masked_lm_total, "sentence_order": out.order_total}
         return {name: total for name, total in sums.items() if name in batch.counts}
 
-    def _divide(self, tokens: SequenceTokens) -> NDArray[np.int64]:
-        """How many tokens of each piece are in its first segment."""
+    def _divide(self, tokens: ChunkTokens) -> NDArray[np.int64]:
+        """The length of the first segment of each chunk."""
         draws = draw(combine(tokens.keys, "divide"), np.zeros(1))
         first = np.ones(len(tokens.lengths), dtype=np.int64)
-        for piece, (start, length, number) in enumerate(zip(tokens.starts, tokens.lengths, draws, strict=True)):
+        for chunk, (start, length, number) in enumerate(zip(tokens.starts, tokens.lengths, draws, strict=True)):
             if length > 1:
                 least = max(length // 4, 1)
                 choices = self._boundaries(tokens.ids[start + least - 1 : start + length - least + 1]) + least
-                first[piece] = choices[int(number % np.uint64(len(choices)))]
+                first[chunk] = choices[int(number % np.uint64(len(choices)))]
         return first
 
     def _boundaries(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the tokens behind the first may be divided, counted from the second."""
+        """Where the tokens after the first may be divided, counted from the second."""
         after_sentence = np.flatnonzero(self.vocabulary.ends_sentence[ids[:-1]])
         if len(after_sentence):
             return after_sentence
@@ -91,15 +91,15 @@ class SentenceOrder(Objective):
         return before_word if len(before_word) else np.arange(len(ids) - 1)
 
 
-def _arrange(tokens: SequenceTokens, first: NDArray[np.int64], swapped: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Indices of the tokens with the segments of swapped pieces exchanged."""
+def _arrange(tokens: ChunkTokens, first: NDArray[np.int64], swapped: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The order of the tokens after the segments of swapped chunks are exchanged."""
     turn = np.repeat(np.where(swapped, first, 0), tokens.lengths)
     within = (tokens.positions + turn) % np.repeat(tokens.lengths, tokens.lengths)
     return np.repeat(tokens.starts, tokens.lengths) + within
 
 
 def _enclose_pairs(values: NDArray, sizes: NDArray[np.int64], before: int, after: int) -> NDArray[np.int64]:
-    """Flat pairs of segments with one value before each pair and another behind each segment.
+    """Inserts one value before each pair of segments and another after each segment.
 
     Example:
         >>> _enclose_pairs(np.array([5, 6, 7]), np.array([[2, 1]]), 1, 2).tolist()
@@ -107,5 +107,5 @@ def _enclose_pairs(values: NDArray, sizes: NDArray[np.int64], before: int, after
     """
     ends = np.cumsum(sizes.ravel()).reshape(-1, 2)
     starts = ends[:, 0] - sizes[:, 0]
-    places = np.stack([starts, ends[:, 0], ends[:, 1]], axis=1).ravel()
-    return np.insert(values.astype(np.int64), places, np.tile([before, after, after], len(sizes)))
+    positions = np.stack([starts, ends[:, 0], ends[:, 1]], axis=1).ravel()
+    return np.insert(values.astype(np.int64), positions, np.tile([before, after, after], len(sizes)))

@@ -1,1 +1,1 @@
-"""Texts, tokenizers and tables, without torch."""
+"""Texts, tokenizers, and the one reader of data files. This package does not import torch."""

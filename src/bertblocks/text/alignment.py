@@ -1,7 +1,7 @@
-"""Words and tokens by where they lie in a text, the same way for WordPiece, byte-level BPE and SentencePiece.
+"""Aligns words and tokens by their characters, in the same way for WordPiece, byte-level BPE and SentencePiece.
 
-Words that are given apart are joined by spaces and tokenised as running text. So a BPE model sees every word with the
-space in front that it knows from pretraining, and no tokenizer has to be opened with `add_prefix_space`.
+Lists of words are joined by spaces and tokenized as running text. So a BPE model sees the space before every word, as
+in pretraining, and tokenizers do not need `add_prefix_space`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Characters from `start` up to `end` of a text.
+#: The characters of a text from `start` up to `end`, which is exclusive.
 Span = tuple[int, int]
 
-#: Scripts that are written without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
+#: Scripts written without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
 _UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3041-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-_PIECES = re.compile(rf"(?P<letters>[^\W{_UNSPACED}]+)|\S")
+_WORDS_AND_SYMBOLS = re.compile(rf"(?P<letters>[^\W{_UNSPACED}]+)|\S")
 _JOINER = "\u200d"
-_MARKS = ("Mn", "Mc", "Me", "Cf")  # Unicode's categories of what modifies the character before
+_MARKS = ("Mn", "Mc", "Me", "Cf")  # Unicode categories of characters that modify the one before
 
 
 def words_of(text: str) -> list[Span]:
-    """The words of running text: runs of letters and digits, and every other visible character by itself.
+    """The words of running text: runs of letters and digits, and every other visible character on its own.
 
-    Marks stay with what they modify, emoji sequences stay whole, and in scripts without spaces each character is a
-    word, so that tokens decide there.
+    Marks stay with the character they modify and emoji sequences stay whole. In scripts without spaces each character
+    is a word.
 
     Example:
         >>> text = "O'Neill, 北京 cafe\u0301s"
@@ -37,8 +37,8 @@ def words_of(text: str) -> list[Span]:
         True
     """
     words: list[Span] = []
-    is_open = False  # the last word ends with a mark, so that letters right after it go on
-    for match in _PIECES.finditer(text):
+    is_open = False  # the last word ends with a mark, so letters right after it continue the word
+    for match in _WORDS_AND_SYMBOLS.finditer(text):
         start, end = match.span()
         touches = bool(words) and words[-1][1] == start
         is_mark = not match["letters"] and _is_mark(text[start])
@@ -57,7 +57,7 @@ def _is_mark(character: str) -> bool:
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[Span]]:
-    """Words with a space between, and where each lies in the result.
+    """Joins words with spaces and returns the span of each in the result.
 
     Example:
         >>> join_words(["New York", "", "!"])
@@ -71,7 +71,7 @@ def join_words(words: Sequence[str]) -> tuple[str, list[Span]]:
 
 
 def trim(text: str, span: Span) -> Span:
-    """A span without the space around it, which byte-level BPE and SentencePiece count to their tokens.
+    """A span without the whitespace at its ends, which byte-level BPE and SentencePiece include in tokens.
 
     Example:
         >>> trim("to  be", (2, 6)), trim("a  b", (1, 3))
@@ -87,17 +87,17 @@ def trim(text: str, span: Span) -> Span:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Which tokens stand for which words."""
+    """Which tokens belong to which words."""
 
-    #: For every token the first word that it touches; None for one that touches none, such as space after space.
+    #: For every token the first word that it overlaps; None if it overlaps none, such as a second space.
     token_words: list[int | None]
-    #: For every word the token that speaks for it: the first that begins it, or else one that covers it. None for
-    #: a word without tokens, such as an empty one or one of control characters.
+    #: For every word the token that represents it: the first that starts in it, else one that covers it. None for a
+    #: word without tokens, such as an empty one or one of control characters.
     word_tokens: list[int | None]
 
 
 def align(words: Sequence[Span], offsets: Sequence[Span]) -> Alignment:
-    """Words in order, without overlap, and tokens of the same text.
+    """Aligns words, which are in order and do not overlap, with the tokens of the same text.
 
     Example:
         >>> align([(0, 2), (2, 5), (6, 6), (7, 8)], [(0, 1), (1, 3), (3, 5), (7, 8)])
@@ -110,7 +110,7 @@ def align(words: Sequence[Span], offsets: Sequence[Span]) -> Alignment:
     for token, (start, end) in enumerate(offsets):
         first = None
         for word in range(bisect_right(ends, start), len(words)):
-            if words[word][0] >= max(end, start + 1):  # a lone space right before a word is its first piece
+            if words[word][0] >= max(end, start + 1):  # a lone space right before a word is its first token
                 break
             if words[word][0] == words[word][1]:
                 continue
@@ -126,7 +126,7 @@ def align(words: Sequence[Span], offsets: Sequence[Span]) -> Alignment:
 def spread_labels(
     alignment: Alignment, labels: Sequence[int], every_piece: bool = False, ignore: int = -100
 ) -> list[int]:
-    """Labels of words as labels of tokens: on the token that speaks for a word, or on every piece of it.
+    """Turns labels of words into labels of tokens: of the token that represents a word, or of every token of it.
 
     Example:
         >>> alignment = align([(0, 4), (5, 6)], [(0, 2), (2, 4), (5, 6)])

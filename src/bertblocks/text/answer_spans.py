@@ -1,4 +1,4 @@
-"""Answers as spans of a text: from characters to tokens for training, from scores to characters for use."""
+"""Answers as spans of a text: characters to tokens for training, and scores to characters for prediction."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bertblocks.text.alignment import Span
 
 
 def tokens_of_span(offsets: Sequence[Span], start: int, end: int) -> tuple[int, int] | None:
-    """The first and last token that touch characters `start` to `end`; None if they are not all there.
+    """The first and last token of the characters from `start` up to `end`; None if tokens do not cover all of them.
 
-    A window may hold a part of an answer only: then it does not hold the answer.
+    A window with only a part of an answer does not contain the answer.
 
     Example:
         >>> tokens_of_span([(0, 3), (4, 6), (6, 9)], 4, 9), tokens_of_span([(0, 3), (4, 6)], 4, 9)
@@ -31,7 +31,7 @@ def best_spans(
 ) -> list[tuple[int, int, float]]:
     """The `n_best` spans of at most `max_tokens` tokens by the sum of both scores: first token, last token, sum.
 
-    The search is exact. Tokens with a score of -inf begin or end no span.
+    The search is exact. No span starts or ends at a token with a score of -inf.
 
     Example:
         >>> best_spans(np.array([0.0, 2.0, 1.0]), np.array([3.0, 0.0, 1.0]), n_best=2, max_tokens=2)
@@ -47,7 +47,7 @@ def best_spans(
     count = min(n_best, int(np.isfinite(flat).sum()))
     if count == 0:
         return []
-    # everything that ties with the worst of the best is sorted too, so that the choice does not depend on the search
+    # all candidates that tie with the last one are sorted too, so that the choice does not depend on the partition
     threshold = np.partition(flat, len(flat) - count)[len(flat) - count]
     candidates = np.flatnonzero(flat >= threshold)
     chosen = candidates[np.argsort(-flat[candidates], kind="stable")][:count]
@@ -56,7 +56,7 @@ def best_spans(
 
 @dataclass(frozen=True)
 class ScoredSpan:
-    """Characters `start` to `end` of a context, with the sum of a start and an end score."""
+    """The characters of a context from `start` up to `end`, with the sum of their start and end scores."""
 
     start: int
     end: int
@@ -66,9 +66,9 @@ class ScoredSpan:
 def best_answers(
     windows: Iterable[tuple[np.ndarray, np.ndarray, Sequence[Span]]], n_best: int = 20, max_tokens: int = 30
 ) -> list[ScoredSpan]:
-    """The best answers over windows of one context, each given by start scores, end scores and tokens' offsets.
+    """The best answers over the windows of a context, each given by start scores, end scores and token offsets.
 
-    A span that several windows or tokens give counts once, with its highest score.
+    A span that occurs in several windows counts once, with its highest score.
 
     Example:
         >>> offsets = [(0, 2), (3, 5)]
@@ -80,7 +80,7 @@ def best_answers(
         has_text = np.array([start < end for start, end in offsets], dtype=bool)
         starts = np.where(has_text, start_scores, -np.inf)
         ends = np.where(has_text, end_scores, -np.inf)
-        # pieces of one character, as an emoji's bytes are, give a span as often as they begin or end it
+        # several tokens can share a character, as the bytes of an emoji do, and then give the same span repeatedly
         repeats = _most_common(start for start, _ in offsets) * _most_common(end for _, end in offsets)
         for first, last, score in best_spans(starts, ends, n_best * repeats, max_tokens):
             span = (offsets[first][0], offsets[last][1])
@@ -91,5 +91,5 @@ def best_answers(
 
 
 def _most_common(values: Iterable[int]) -> int:
-    """How often the most frequent value comes."""
+    """How often the most frequent value occurs."""
     return max(Counter(values).values(), default=0)

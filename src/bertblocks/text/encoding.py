@@ -1,4 +1,4 @@
-"""Texts as token ids and places, apart from the special tokens that frame them, so that windows can be cut between."""
+"""Tokenizes texts without special tokens, and adds these later, so that windows can be cut in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertblocks.text.alignment import Span, trim
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text's own tokens: ids and, where they were asked for, the characters of each without space around."""
+    """The tokens of a text without special tokens; `offsets` are the characters of each token, without whitespace."""
 
     ids: list[int]
     offsets: list[Span] = field(default_factory=list)
@@ -22,17 +22,17 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class EncodedSequence:
-    """A sequence as a model reads it: special tokens, one text or two, and the type of every token."""
+    """The input of a model: one or two texts with special tokens, and the type of every token."""
 
     ids: list[int]
     types: list[int]
-    #: Where the last text begins in it.
+    #: The position at which the last text begins.
     start: int
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Special tokens in front of, between and behind texts, each with its type; and the type of every text."""
+class _Template:
+    """The special tokens before, between and after texts, each with its type, and the type of every text."""
 
     parts: list[tuple[list[int], list[int]]]
     text_types: list[int]
@@ -43,7 +43,7 @@ class _Frame:
 
 
 class TextTokenizer:
-    """Tokenises many texts at once, on the threads of the tokenizers library, and frames what a model is to see.
+    """Tokenizes many texts at once, on the threads of the tokenizers library, and adds special tokens.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -59,19 +59,19 @@ class TextTokenizer:
         self.tokenizer = tokenizer
         self._backend: Tokenizer | None = None
         if tokenizer.is_fast:
-            # a copy, because texts are neither padded nor cut here and the caller's tokenizer stays as it is
+            # a copy: padding and truncation are off here, and the caller's tokenizer must not change
             self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
             self._backend.no_padding()
             self._backend.no_truncation()
-        self._single = self._read_frame(pair=False)
-        self._pair = self._read_frame(pair=True)
+        self._single = self._read_template(pair=False)
+        self._pair = self._read_template(pair=True)
 
     def tokenize(self, texts: Sequence[str], offsets: bool = False) -> list[TokenizedText]:
-        """The texts' own tokens, without special ones."""
+        """The tokens of each text, without special tokens."""
         if self._backend is None:
             if offsets:
                 name = type(self.tokenizer).__name__
-                raise ValueError(f"{name} does not say where its tokens lie in a text; a fast tokenizer does.")
+                raise ValueError(f"{name} does not give the offsets of its tokens; use a fast tokenizer.")
             return [TokenizedText(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
         if not offsets:
             batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -83,23 +83,23 @@ class TextTokenizer:
         ]
 
     def num_special(self, pair: bool = False) -> int:
-        """How many tokens framing adds."""
+        """How many special tokens a sequence has."""
         return (self._pair if pair else self._single).size
 
     def frame(self, first: list[int], second: list[int] | None = None) -> EncodedSequence:
-        """Special tokens around the ids of one text or two, as the tokenizer itself would put them."""
-        frame = self._single if second is None else self._pair
+        """Adds special tokens to the ids of one or two texts, as the tokenizer itself does."""
+        template = self._single if second is None else self._pair
         texts = [first] if second is None else [first, second]
-        ids, types = list(frame.parts[0][0]), list(frame.parts[0][1])
+        ids, types = list(template.parts[0][0]), list(template.parts[0][1])
         start = 0
-        for text, text_type, (after, after_types) in zip(texts, frame.text_types, frame.parts[1:], strict=True):
+        for text, text_type, (after, after_types) in zip(texts, template.text_types, template.parts[1:], strict=True):
             start = len(ids)
             ids += [*text, *after]
             types += [*[text_type] * len(text), *after_types]
         return EncodedSequence(ids, types, start)
 
-    def _read_frame(self, pair: bool) -> _Frame:
-        """From what the tokenizer does to a word it knows: tokens of no text are the frame's."""
+    def _read_template(self, pair: bool) -> _Template:
+        """Reads the special tokens off an encoded word: they are the tokens that belong to no text."""
         probe = self._probe()
         if self._backend is not None:
             encoding = self._backend.encode(probe, probe if pair else None)
@@ -121,24 +121,24 @@ class TextTokenizer:
             elif owner == len(text_types):
                 text_types.append(token_type)
                 parts.append(([], []))
-        return _Frame(parts, text_types)
+        return _Template(parts, text_types)
 
     def _probe(self) -> str:
-        """A text that has tokens; a letter has, unless the alphabet is one of proteins or the like."""
+        """A text that has tokens. A letter has, except in vocabularies of proteins and the like."""
         words = itertools.chain("aA", sorted(set(self.tokenizer.get_vocab()) - set(self.tokenizer.all_special_tokens)))
         probe = next((word for word in words if self.tokenize([word])[0].ids), None)
         if probe is None:
-            raise ValueError(f"{type(self.tokenizer).__name__} makes no tokens of any text.")
+            raise ValueError(f"{type(self.tokenizer).__name__} has no tokens for any text.")
         return probe
 
 
 def _find_texts(ids: list[int], text: list[int], pair: bool) -> list[int | None]:
-    """The text of every token, for a tokenizer that does not say it."""
+    """The index of the text that every token belongs to, for a tokenizer that does not give it."""
     owners: list[int | None] = [None] * len(ids)
-    place = 0
+    position = 0
     for number in range(2 if pair else 1):
-        while ids[place : place + len(text)] != text:
-            place += 1
-        owners[place : place + len(text)] = [number] * len(text)
-        place += len(text)
+        while ids[position : position + len(text)] != text:
+            position += 1
+        owners[position : position + len(text)] = [number] * len(text)
+        position += len(text)
     return owners

@@ -1,6 +1,6 @@
-"""Schemes of entity tags: found, checked, repaired with a count, and read as spans.
+"""Schemes of entity tags: detecting, checking and repairing them, and reading them as spans.
 
-Inside the library tags are BIO. IOB1 and BIOES (also written BILOU) are turned into it without loss.
+Inside the library tags are BIO. IOB1 and BIOES (also called BILOU) are converted without loss.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SCHEMES = ("bio", "iob1", "bioes", "plain")
-#: Other letters for the same thing: BILOU's last and unit.
+#: BILOU's letters for the last word of an entity and for an entity of one word.
 _LETTERS = {"L": "E", "U": "S"}
 
 
 @dataclass(frozen=True)
 class Entity:
-    """Words `start` to `end` (exclusive) of one kind."""
+    """An entity of some kind: the words from `start` up to `end`, which is exclusive."""
 
     start: int
     end: int
@@ -23,7 +22,7 @@ class Entity:
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """`B-LOC` as its letter and kind.
+    """Splits a tag into its letter and its kind.
 
     Example:
         >>> split_tag("B-LOC"), split_tag("L-LOC"), split_tag("O")
@@ -34,7 +33,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def find_scheme(sentences: Sequence[Sequence[str]]) -> str:
-    """The scheme that tags are written in; "plain" where they mark no spans, as parts of speech do not.
+    """Detects the scheme of tags; "plain" means that they do not mark spans, as parts of speech do not.
 
     Example:
         >>> find_scheme([["I-PER", "I-PER", "O", "I-LOC", "B-LOC"]]), find_scheme([["NOUN", "VERB"]])
@@ -56,7 +55,7 @@ def find_scheme(sentences: Sequence[Sequence[str]]) -> str:
 
 
 def to_bio(tags: Sequence[str], scheme: str) -> tuple[list[str], int]:
-    """The tags of one sentence in BIO, and how many broke their own scheme and had to be repaired.
+    """Converts the tags of a sentence to BIO and counts those that broke their own scheme and were repaired.
 
     Example:
         >>> to_bio(["O", "I-PER", "I-PER", "I-LOC"], "bio")
@@ -73,7 +72,7 @@ def to_bio(tags: Sequence[str], scheme: str) -> tuple[list[str], int]:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The spans that tags of any scheme mark; one that lacks its beginning or end is taken as it stands.
+    """The entities that tags of any scheme mark, also those without a proper beginning or end.
 
     Example:
         >>> entities(["B-LOC", "I-LOC", "O", "S-PER"])
@@ -96,7 +95,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def write_tags(found: Sequence[Entity], length: int, scheme: str) -> list[str]:
-    """The tags of `length` words that mark these spans."""
+    """Tags for `length` words that mark these entities."""
     tags = ["O"] * length
     for index, entity in enumerate(found):
         tags[entity.start : entity.end] = [f"I-{entity.kind}"] * (entity.end - entity.start)

@@ -1,4 +1,4 @@
-"""Tokenizers trained on a corpus."""
+"""Trains tokenizers on a corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["wordpiece", "bpe"]
 
-#: In the order of their ids.
+#: The special tokens in the order of their ids.
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -23,19 +23,19 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-#: Text that a tokenizer is trained on at most: more changes its vocabulary little.
+#: How much text a tokenizer is trained on at most; more hardly changes its vocabulary.
 SAMPLE_BYTES = 32 * 10**6
-#: Characters that get an entry of their own in WordPiece; the rest are rare enough to be unknown.
+#: How many characters get an entry of their own in WordPiece. Rarer ones are unknown tokens.
 MAX_ALPHABET = 1000
 BYTES = 256
-#: Private use: BERT's normalizer takes it out of every text, so that it can stand for the start of a word.
+#: A private-use character that marks the start of a word. BERT's normalizer removes it from every text.
 WORD_MARK = "\ue000"
 
 
 def train_tokenizer(kind: Kind, vocab_size: int, documents: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer with exactly the special tokens [PAD] [UNK] [CLS] [SEP] [MASK], for texts and pairs of texts.
+    """Trains a tokenizer with the special tokens [PAD] [UNK] [CLS] [SEP] [MASK], for texts and pairs of texts.
 
-    WordPiece reads text as BERT's uncased models do; BPE works on bytes, so that nothing is unknown to it.
+    WordPiece normalizes text as BERT's uncased models do. BPE works on bytes, so it has no unknown tokens.
 
     Example:
         >>> tokenizer = train_tokenizer("wordpiece", 40, ["a small model", "a smaller model"] * 3)
@@ -74,16 +74,17 @@ def _wordpiece(vocab_size: int, documents: Iterable[str]) -> Tokenizer:
 
 
 def _word_pieces(vocab_size: int, texts: list[str]) -> dict[str, int]:
-    """Byte pairs over words that begin with a mark: a pair with the mark starts a word, another continues one.
+    """Trains BPE on words that begin with a mark: tokens with the mark start a word, others continue one.
 
-    The library's own trainer of WordPiece breaks ties by chance, so that no two runs agree.
+    The WordPiece trainer of `tokenizers` breaks ties at random, so no two of its runs agree.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
-    common = sorted((one for one in counts if not one.isspace()), key=lambda one: (-counts[one], one))
+    visible = (character for character in counts if not character.isspace())
+    common = sorted(visible, key=lambda character: (-counts[character], character))
     alphabet = sorted(common[: min(MAX_ALPHABET, vocab_size // 4)])
     pairs = Tokenizer(models.BPE())
     mark = pre_tokenizers.Metaspace(replacement=WORD_MARK, prepend_scheme="always", split=False)
@@ -112,7 +113,7 @@ def _bpe(vocab_size: int, documents: Iterable[str]) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # the space before a word is part of it: [MASK] takes it over
+    # in BPE the space before a word belongs to it, and so it does to [MASK]
     specials = [AddedToken(token, special=True, lstrip=name == "mask_token") for name, token in SPECIAL_TOKENS.items()]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""The one place that opens a tokenizer. It never runs code that a folder names."""
+"""Loads tokenizers. All code loads them here, and code from a checkpoint folder never runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-#: A folder with any of these has a tokenizer.
+#: A folder with any of these files has a tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -26,8 +26,8 @@ def has_tokenizer(folder: Path) -> bool:
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id.
 
-    `trust_remote_code=False` matters: when it is unset, transformers asks on standard input whether to run the code
-    that a checkpoint brings, and a text piped into a command would be the answer.
+    `trust_remote_code=False` matters: without it, transformers asks on standard input whether to run the code of a
+    checkpoint, and a text that is piped into a command would answer.
     """
     from transformers import AutoTokenizer
 
@@ -49,7 +49,7 @@ def load_tokenizer_if_any(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def load_fast_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
-    """A tokenizer with a `tokenizer.json`, which prepared tokens need."""
+    """A tokenizer with a `tokenizer.json`, which preparing tokens requires."""
     tokenizer = load_tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(f"The tokenizer of {source} has no tokenizer.json; save it as a fast tokenizer first.")

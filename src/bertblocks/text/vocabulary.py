@@ -1,4 +1,4 @@
-"""What objectives need to know of a tokenizer, as tables over its ids."""
+"""What objectives need to know about a tokenizer, as arrays over its ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: How pieces of text begin that follow a space: in byte-level BPE (space, newline, tab) and in SentencePiece.
+#: How tokens begin that follow a space: in byte-level BPE (space, newline, tab) and in SentencePiece.
 SPACE_MARKERS = ("Ġ", "Ċ", "ĉ", "▁")
 CONTINUATION = "##"
 SENTENCE_ENDS = (".", "!", "?", "。")
@@ -19,7 +19,7 @@ SENTENCE_ENDS = (".", "!", "?", "。")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids of the special tokens, and what each id is.
+    """Ids of the special tokens, and properties of every id.
 
     `starts_word` is None for a tokenizer that does not mark where words begin.
     """
@@ -34,17 +34,17 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> NDArray[np.int64]:
-        """The ids that stand for text."""
+        """The ids of tokens that are not special."""
         return np.flatnonzero(~self.is_special)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-        """Raises where the tokenizer lacks a token that every objective needs."""
+        """Raises if the tokenizer lacks a token that every objective needs."""
         for name in ("cls_token", "sep_token", "mask_token"):
             if getattr(tokenizer, name) is None:
                 raise ValueError(f"The tokenizer {tokenizer.name_or_path!r} has no {name}; pretraining needs one.")
         size = len(tokenizer)
-        tokens: list[str] = [""] * size  # ids without a token stand for nothing
+        tokens: list[str] = [""] * size  # some ids have no token
         for token, index in tokenizer.get_vocab().items():
             tokens[index] = token
         is_special = np.array([not token for token in tokens])
@@ -63,7 +63,7 @@ class Vocabulary:
 def _word_starts(tokens: list[str], is_special: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     continues = np.array([token.startswith(CONTINUATION) and token != CONTINUATION for token in tokens])
     spaced = np.array([token.startswith(SPACE_MARKERS) for token in tokens])
-    # either may occur as text in the other kind: "##" begins a Markdown heading, and some markers are letters
+    # each may occur as text in the other kind: "##" begins a Markdown heading, and some markers are letters
     if spaced.sum() > continues.sum():
         return spaced | is_special
     return ~continues if continues.any() else None

@@ -1,4 +1,4 @@
-"""A text that is longer than a model reads, seen through windows that overlap."""
+"""Overlapping windows over a text that is longer than the model's maximum length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens `start` to `stop` of a text, of which it decides `core_start` to `core_stop`.
+    """The tokens of a text from `start` up to `stop`. Predictions for `core_start` up to `core_stop` are used.
 
-    Cores cut every overlap in the middle: each token is decided once, where the most is seen around it.
+    Cores divide every overlap in the middle, so each token is predicted once, by the window with most context.
     """
 
     start: int
@@ -22,10 +22,10 @@ class Window:
 
 
 def cut_windows(length: int, size: int, overlap: int) -> list[Window]:
-    """Windows of at most `size` tokens over a text of `length`, each sharing `overlap` tokens with the one before.
+    """Windows of at most `size` tokens over a text of `length` tokens; neighbours share `overlap` tokens.
 
-    The overlap is what transformers calls `stride` and SQuAD's scripts count the other way, from start to start. A
-    text without tokens has one empty window.
+    transformers calls the overlap `stride`; SQuAD's scripts measure the stride from start to start instead. A text
+    without tokens has one empty window.
 
     Example:
         >>> cut_windows(7, size=4, overlap=2)[0]
@@ -34,7 +34,7 @@ def cut_windows(length: int, size: int, overlap: int) -> list[Window]:
         [(0, 4), (2, 6), (4, 7)]
     """
     if not 0 <= overlap < size:
-        raise ValueError(f"overlap is {overlap}; it must be at least 0 and less than a window's {size} tokens.")
+        raise ValueError(f"overlap is {overlap}; it must be at least 0 and less than the window size {size}.")
     starts = range(0, max(length - overlap, 1), size - overlap)
     stops = [min(start + size, length) for start in starts]
     cuts = [0, *((start + stop) // 2 for start, stop in zip(starts[1:], stops, strict=False)), length]
@@ -44,8 +44,8 @@ def cut_windows(length: int, size: int, overlap: int) -> list[Window]:
     ]
 
 
-def merge_windows(windows: Sequence[Window], rows: Sequence[np.ndarray]) -> np.ndarray:
-    """One row per token of the text, from the rows that each window has for its own tokens.
+def merge_windows(windows: Sequence[Window], values: Sequence[np.ndarray]) -> np.ndarray:
+    """One value per token of the text, from the values that each window has for its tokens.
 
     Example:
         >>> windows = cut_windows(5, size=3, overlap=1)
@@ -53,14 +53,14 @@ def merge_windows(windows: Sequence[Window], rows: Sequence[np.ndarray]) -> np.n
         array([0, 1, 2, 3, 4])
     """
     cores = [
-        row[window.core_start - window.start : window.core_stop - window.start]
-        for window, row in zip(windows, rows, strict=True)
+        own[window.core_start - window.start : window.core_stop - window.start]
+        for window, own in zip(windows, values, strict=True)
     ]
     return np.concatenate(cores)
 
 
 def cut_pair(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Both texts cut to `room` tokens together, the longer one first.
+    """Truncates two texts to `room` tokens together, the longer text first.
 
     Example:
         >>> cut_pair([1, 2, 3, 4], [5], 3), cut_pair([1, 2], [3, 4], 3)
