@@ -177,17 +177,17 @@ def test_frames_are_the_tokenizers_own(tokenizer, pair):
     texts = ("plain words", "two 北京") if pair else ("plain words",)
     ours = TextTokenizer(tokenizer)
     pieces = [tokens.ids for tokens in ours.tokenize(texts)]
-    framed = ours.frame(*pieces)
+    encoded = ours.add_special_tokens(*pieces)
     theirs = tokenizer(*texts, return_token_type_ids=True)
-    assert framed.ids == theirs["input_ids"]
+    assert encoded.ids == theirs["input_ids"]
     assert (
-        framed.types
+        encoded.types
         == (theirs["token_type_ids"] if "token_type_ids" in tokenizer.model_input_names else [0] * 99)[
-            : len(framed.ids)
+            : len(encoded.ids)
         ]
     )
-    assert framed.ids[framed.start : framed.start + len(pieces[-1])] == pieces[-1]
-    assert ours.num_special(pair) == len(framed.ids) - sum(map(len, pieces))
+    assert encoded.ids[encoded.start : encoded.start + len(pieces[-1])] == pieces[-1]
+    assert ours.num_special(pair) == len(encoded.ids) - sum(map(len, pieces))
 
 
 def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path):
@@ -195,8 +195,8 @@ def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path):
     theirs = EsmTokenizer(str(tmp_path / "vocab.txt"))
     ours = TextTokenizer(theirs)
     first, second = (tokens.ids for tokens in ours.tokenize(["LAG", "GA"]))
-    assert ours.frame(first).ids == theirs("LAG")["input_ids"]
-    assert ours.frame(first, second).ids == theirs("LAG", "GA")["input_ids"]
+    assert ours.add_special_tokens(first).ids == theirs("LAG")["input_ids"]
+    assert ours.add_special_tokens(first, second).ids == theirs("LAG", "GA")["input_ids"]
     with pytest.raises(ValueError, match="EsmTokenizer does not give the offsets of its tokens"):
         ours.tokenize(["LAG"], offsets=True)
 

@@ -107,7 +107,7 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
         total = 0.0
         for start in range(0, len(tokens.ids), room):
             part = tokens.ids[start : start + room]
-            framed = tokenizer.frame(part)
+            framed = tokenizer.add_special_tokens(part)
             places = range(framed.start, framed.start + len(part))
             total += float(one_at_a_time(predictor.model, torch.tensor(framed.ids), torch.tensor(places), mask).sum())
         sums.append(total)

@@ -101,7 +101,7 @@ def make_samples(
             raise DataError(f"length is {length}; the fact and its question alone need {length - room} tokens.")
         text = _fill(sentences, room, generator)
         at = _boundary(sentences, text, round(depth * len(text)))
-        framed = tokenizer.frame([*text[:at], *needle, *text[at:], *asked])
+        framed = tokenizer.add_special_tokens([*text[:at], *needle, *text[at:], *asked])
         mask = framed.ids.index(mask_id, framed.start) if mask_id is not None else None
         yield Sample(framed.ids, framed.types, mask, 0 if mask is None else answer, [truth, lie])
 

@@ -48,7 +48,10 @@ class SequenceSplitter:
         """Returns the segments of text number `index`."""
         room = self.max_length - self.tokenizer.num_special()
         windows = self._cut(len(tokens.ids), room, f"Text {index} has {len(tokens.ids)} tokens")
-        return [Segment(self.tokenizer.frame(tokens.ids[window.start : window.stop]), window) for window in windows]
+        return [
+            Segment(self.tokenizer.add_special_tokens(tokens.ids[window.start : window.stop]), window)
+            for window in windows
+        ]
 
     def split_pair(
         self, first: TokenizedText, second: TokenizedText, index: int, cut_first: bool = True
@@ -71,7 +74,7 @@ class SequenceSplitter:
                 f"{message}; this model reads {space} of a pair, and the first text leaves no room for the second."
             )
         return [
-            Segment(self.tokenizer.frame(left, right[window.start : window.stop]), window)
+            Segment(self.tokenizer.add_special_tokens(left, right[window.start : window.stop]), window)
             for window in self._cut(len(right), max(room, 1), message)
         ]
 

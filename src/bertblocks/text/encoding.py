@@ -86,7 +86,7 @@ class TextTokenizer:
         """How many special tokens a sequence has."""
         return (self._pair if pair else self._single).size
 
-    def frame(self, first: list[int], second: list[int] | None = None) -> EncodedSequence:
+    def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> EncodedSequence:
         """Adds special tokens to the ids of one or two texts, as the tokenizer itself does."""
         template = self._single if second is None else self._pair
         texts = [first] if second is None else [first, second]

@@ -60,7 +60,7 @@ class AnswerTask(FineTuneTask):
                     f"passage within max_length {max_length}."
                 )
             for window in cut_windows(len(passage.ids), room, max(room - self.settings.stride, 0)):
-                sequence = tokenizer.frame(query.ids, passage.ids[window.start : window.stop])
+                sequence = tokenizer.add_special_tokens(query.ids, passage.ids[window.start : window.stop])
                 span = None
                 if question.answers:
                     first = question.answers[0]

@@ -85,7 +85,7 @@ class ClassifyTask(FineTuneTask):
             room = max_length - tokenizer.num_special(has_pair)
             head, tail = cut_pair(left.ids, right.ids if has_pair else [], room)
             cut += len(head) + len(tail) < len(left.ids) + (len(right.ids) if has_pair else 0)
-            sequence = tokenizer.frame(head, tail if has_pair else None)
+            sequence = tokenizer.add_special_tokens(head, tail if has_pair else None)
             features.append(Feature(sequence.ids, sequence.types, example.target))
         if cut:
             self.notes.append(f"{cut:,} texts are truncated to {max_length} tokens; raise max_length to keep more")

@@ -89,7 +89,7 @@ class EmbedTask(FineTuneTask):
             for _ in example.texts:
                 ids = next(tokens).ids
                 cut += len(ids) > room
-                sequence = tokenizer.frame(ids[:room])
+                sequence = tokenizer.add_special_tokens(ids[:room])
                 own.append(Feature(sequence.ids, sequence.types, example.score))
             features.append(own)
         if cut:

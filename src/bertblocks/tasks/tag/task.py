@@ -81,7 +81,7 @@ class TagTask(FineTuneTask):
             windows = cut_windows(len(tokens.ids), room, room // 4)
             windowed += len(windows) > 1
             for window in windows:
-                sequence = tokenizer.frame(tokens.ids[window.start : window.stop])
+                sequence = tokenizer.add_special_tokens(tokens.ids[window.start : window.stop])
                 target = [IGNORE] * len(sequence.ids)
                 begin = sequence.start + window.core_start - window.start
                 core = labels[window.core_start : window.core_stop]
