@@ -309,3 +309,63 @@ def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_
     assert out.dtype == torch.bfloat16
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
     torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)  # of numbers up to 3
+
+
+# ---------------------------------------------------------------------- NaN and infinity
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
+def test_nan_and_infinity_stay_in_their_sequence(backend, with_alibi, part, bad):
+    """Values and gradients of the other sequences are those of each sequence alone."""
+    lengths = [3, 2, 2, 4]
+    pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else None)
+    qkv = dict(zip("qkv", flat_qkv(sum(lengths)), strict=True))
+    qkv[part][3:5, 0, 0] = bad
+    for tensor in qkv.values():
+        tensor.requires_grad_()
+    above = torch.randn(sum(lengths), HEADS, SIZE)
+    out = backend.attend(*qkv.values(), AttentionContext(layouts(lengths)["ragged"], pattern, 0.4))
+    gradients = torch.autograd.grad(out, list(qkv.values()), above)
+    for start, length in ((0, 3), (5, 2), (7, 4)):
+        tokens = slice(start, start + length)
+        alone = [tensor.detach()[tokens].requires_grad_() for tensor in qkv.values()]
+        expected = EagerBackend().attend(*alone, AttentionContext(layouts([length])["ragged"], pattern, 0.4))
+        torch.testing.assert_close(out[tokens], expected, atol=1e-5, rtol=1e-5)
+        for gradient, wanted in zip(gradients, torch.autograd.grad(expected, alone, above[tokens]), strict=True):
+            torch.testing.assert_close(gradient[tokens], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
+def test_a_nan_or_infinite_gradient_stays_in_its_sequence(backend, bad):
+    qkv = [tensor.requires_grad_() for tensor in flat_qkv(7)]
+    above = torch.randn(7, HEADS, SIZE)
+    out = backend.attend(*qkv, AttentionContext(layouts([3, 2, 2])["ragged"], AttentionPattern(), 0.4))
+    expected = torch.autograd.grad(out, qkv, above, retain_graph=True)
+    above[3, 1, 2] = bad
+    others = [0, 1, 2, 5, 6]
+    for gradient, wanted in zip(torch.autograd.grad(out, qkv, above), expected, strict=True):
+        torch.testing.assert_close(gradient[others], wanted[others], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"local_attention": True, "local_attention_window_size": 4}], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "sdpa", "eager"])
+def test_nan_in_kept_padding_reaches_neither_outputs_nor_gradients(backend, bad, options):
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0]])
+    model = BertBlocksModel(tiny_config(attention_backend=backend, unpad=False, **options)).eval()
+    results = []
+    for value in (0.0, bad):
+        embeddings = model.embedding.token.weight.detach()[ids].clone()
+        embeddings[1, 3:] = value
+        out = model(inputs_embeds=embeddings, attention_mask=ids != 0)
+        model.zero_grad()
+        out.last_hidden_state.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        results.append([out.last_hidden_state, out.pooler_output, *gradients])
+    for spoiled, clean in zip(results[1], results[0], strict=True):
+        assert clean.isfinite().all()
+        torch.testing.assert_close(spoiled, clean)

@@ -73,7 +73,7 @@ class Embedding(nn.Module):
         token_embeddings: Tensor | None,  # [tokens, embedding], instead of ids
         token_types: Tensor | None,  # [tokens], 0 if None
         positions: Tensor,  # [tokens]
-        layout: SequenceLayout | None = None,  # for token dropout
+        layout: SequenceLayout | None = None,  # needed for token dropout and kept padding
     ) -> Tensor:
         x = self.token(token_ids) if token_embeddings is None else token_embeddings
         if self.token_dropout is not None:
@@ -84,6 +84,9 @@ class Embedding(nn.Module):
             x = x + (self.token_type.weight[0] if token_types is None else self.token_type(token_types))
         if self.position is not None:
             x = x + self.position(positions).to(x.dtype)
+        if layout is not None and layout.key_mask is not None:
+            # attention masks do not hide NaN: padding that stays in the batch must be finite
+            x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)

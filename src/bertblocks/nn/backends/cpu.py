@@ -86,16 +86,20 @@ class CpuBackend(SdpaBackend):
         self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, sequences: list[slice]
     ) -> AttentionChunk:
         """Join consecutive sequences into one chunk, in which each sees only itself."""
-        start, stop = sequences[0].start, sequences[-1].stop
-        masks = [self._shared_mask(q, layout, pattern, tokens.stop - tokens.start) for tokens in sequences]
-        if len(sequences) == 1:
-            return AttentionChunk(slice(start, stop), slice(start, stop), masks[0])
-        heads = max(1 if mask is None else len(mask) for mask in masks)
-        joined = q.new_full((heads, stop - start, stop - start), float("-inf"))
-        for tokens, mask in zip(sequences, masks, strict=True):
-            inside = slice(tokens.start - start, tokens.stop - start)
-            joined[:, inside, inside] = 0.0 if mask is None else mask
-        return AttentionChunk(slice(start, stop), slice(start, stop), joined)
+        chunks = tuple(
+            AttentionChunk(tokens, tokens, self._shared_mask(q, layout, pattern, tokens.stop - tokens.start))
+            for tokens in sequences
+        )
+        if len(chunks) == 1:
+            return chunks[0]
+        whole = slice(sequences[0].start, sequences[-1].stop)
+        size = whole.stop - whole.start
+        heads = max(1 if chunk.mask is None else len(chunk.mask) for chunk in chunks)
+        mask = q.new_full((heads, size, size), float("-inf"))
+        for chunk in chunks:
+            inside = slice(chunk.queries.start - whole.start, chunk.queries.stop - whole.start)
+            mask[:, inside, inside] = 0.0 if chunk.mask is None else chunk.mask
+        return AttentionChunk(whole, whole, mask, sequences=chunks)
 
     def _cut_blocks(
         self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, tokens: slice

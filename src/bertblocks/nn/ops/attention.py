@@ -31,6 +31,8 @@ class AttentionChunk:
     mask: Tensor | None = None
     #: True for a sequence so long that torch's fused kernel wins; only without gradients.
     is_long: bool = False
+    #: The chunks of the joined sequences, if this one joins several.
+    sequences: tuple[AttentionChunk, ...] = ()
 
     @property
     def owns_keys(self) -> bool:
@@ -75,6 +77,7 @@ class SequenceBatch:
     mask: Tensor | None = None
 
     owns_keys = True
+    sequences = ()
 
     def num_scores(self, heads: int) -> int:
         return self.rows * heads * self.length**2
@@ -128,11 +131,16 @@ class WeightDropout:
 def attend_chunks(
     q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[Chunk], scale: float, dropout_rate: float = 0.0
 ) -> Tensor:
-    """Attend from the queries of all chunks, which together cover all tokens; q, k and v are `[tokens, heads, d]`."""
+    """Attend from the queries of all chunks, which together cover all tokens; q, k and v are `[tokens, heads, d]`.
+
+    A mask does not hide NaN or infinity, because 0 * NaN is NaN. If any appear, joined sequences are computed again one
+    by one, so that none of them affects another.
+    """
     dropout = WeightDropout(dropout_rate, int(torch.randint(2**62, ()))) if dropout_rate else None
     if torch.is_grad_enabled():
         return ChunkedAttention.apply(q, k, v, chunks, scale, dropout)
-    return _attend(q, k, v, chunks, scale, dropout)
+    out = _attend(q, k, v, chunks, scale, dropout)
+    return out if _is_isolated(chunks, out) else _attend(q, k, v, _separate(chunks), scale, dropout)
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -141,15 +149,32 @@ class ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, chunks, scale, dropout):  # type: ignore[override]
         ctx.save_for_backward(q, k, v)
+        out = _attend(q, k, v, chunks, scale, dropout)
+        if not _is_isolated(chunks, out):
+            chunks = _separate(chunks)
+            out = _attend(q, k, v, chunks, scale, dropout)
         ctx.chunks, ctx.scale, ctx.dropout = chunks, scale, dropout
-        return _attend(q, k, v, chunks, scale, dropout)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[override]
-        q, k, v = ctx.saved_tensors
-        gradients = _gradients(q, k, v, gradient, ctx.chunks, ctx.scale, ctx.dropout)
+        inputs = (*ctx.saved_tensors, gradient)
+        gradients = _gradients(inputs, ctx.chunks, ctx.scale, ctx.dropout)
+        # whatever is not finite reaches the gradient of the queries
+        if not _is_isolated(ctx.chunks, gradients[0]):
+            gradients = _gradients(inputs, _separate(ctx.chunks), ctx.scale, ctx.dropout)
         return *gradients, None, None, None
+
+
+def _is_isolated(chunks: Sequence[Chunk], result: Tensor) -> bool:
+    """True if no sequence can have affected another: none are joined, or all results are finite."""
+    is_joined = any(chunk.sequences for chunk in chunks)
+    return not is_joined or bool(result.sum(dtype=torch.float32).isfinite())
+
+
+def _separate(chunks: Sequence[Chunk]) -> list[Chunk]:
+    return [part for chunk in chunks for part in chunk.sequences or (chunk,)]
 
 
 def _attend(
@@ -175,15 +200,10 @@ def _attend(
 
 
 def _gradients(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gradient: Tensor,
-    chunks: Sequence[Chunk],
-    scale: float,
-    dropout: WeightDropout | None,
+    inputs: tuple[Tensor, ...], chunks: Sequence[Chunk], scale: float, dropout: WeightDropout | None
 ) -> list[Tensor]:
-    """Return the gradients of q, k and v."""
+    """Return the gradients of q, k and v from `inputs`: q, k, v and the gradient of the output."""
+    q, k, v, gradient = inputs
     weights_buffer, scores_buffer = (_buffer(gradient, chunks) for _ in range(2))
     factors = dropout.masks(gradient, chunks) if dropout else None
     start = torch.empty if all(chunk.owns_keys for chunk in chunks) else torch.zeros
