@@ -7,6 +7,7 @@ queries at a time against the keys around them. Short sequences, whose calls cos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -170,7 +171,7 @@ class ChunkedAttention(torch.autograd.Function):
 def _is_isolated(chunks: Sequence[Chunk], result: Tensor) -> bool:
     """True if no sequence can have affected another: none are joined, or all results are finite."""
     is_joined = any(chunk.sequences for chunk in chunks)
-    return not is_joined or bool(result.sum(dtype=torch.float32).isfinite())
+    return not is_joined or math.isfinite(result.sum(dtype=torch.float32).item())
 
 
 def _separate(chunks: Sequence[Chunk]) -> list[Chunk]:
