@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The commands that describe encoders, and the command line as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def _same_verbosity():
-    """Commands silence transformers, which other tests should not notice."""
+    """Restores transformers' verbosity, which commands change."""
     before = transformers.logging.get_verbosity()
     yield
     transformers.logging.set_verbosity(before)

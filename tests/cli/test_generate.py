@@ -199,8 +199,8 @@ def test_a_terminal_sees_masks_turn_into_words(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["the", "--infill", "a [MASK]"], 2, "exclude each other"),
-        (["--infill", "the cat"], 1, r"--infill is 'the cat'; it must hold [MASK]"),
+        (["the", "--infill", "a [MASK]"], 2, "cannot be combined"),
+        (["--infill", "the cat"], 1, r"--infill is 'the cat'; it must contain [MASK]"),
         (["--top-p", "-0.5"], 1, "top_p is -0.5; it must be greater than 0"),
     ],
 )
@@ -210,7 +210,7 @@ def test_mistakes_are_one_sentence(folder, arguments, code, message):
 
 def test_a_model_without_a_tokenizer_or_without_a_folder(model, tmp_path):
     model.save_pretrained(tmp_path / "bare")
-    assert "has no tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
+    assert "does not have a tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
     assert "is no folder with a checkpoint" in run(str(tmp_path / "none"), expect=1).stderr
 
 

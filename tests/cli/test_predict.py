@@ -1,4 +1,4 @@
-"""The commands that use a model, as a user meets them."""
+"""The commands that apply a model to texts."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ def test_classify(folders):
     expected = Predictor(folders["classify"]).classify(texts)
     found = run_json("classify", folders["classify"], *texts)
     assert [row["text"] for row in found] == texts
-    assert [row["labels"] for row in found] == [one.labels for one in expected]
-    assert [row["scores"] for row in found] == [pytest.approx(one.scores, abs=0.02) for one in expected]
+    assert [row["labels"] for row in found] == [result.labels for result in expected]
+    assert [row["scores"] for row in found] == [pytest.approx(result.scores, abs=0.02) for result in expected]
     result = run("classify", folders["classify"], *texts)
     rows = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
     assert rows[0] == ["score", "label", "text"]
-    assert [row[1:] for row in rows[1:]] == [[one.labels[0], text] for one, text in zip(expected, texts, strict=True)]
+    assert [row[1:] for row in rows[1:]] == [
+        [result.labels[0], text] for result, text in zip(expected, texts, strict=True)
+    ]
     assert "2 texts, 8 tokens in" in result.stderr
     assert "tokens/s" in result.stderr
     pair = run_json("classify", folders["classify"], "plain", "--pair", "here", "--top-k", "1")[0]
@@ -168,7 +170,7 @@ def test_squad_files_are_asked_as_they_are(folders, tmp_path):
 
 
 def test_lines_of_a_pipe_are_answered_one_by_one(folders):
-    """The next line is written after the answer to the last: output that is held back would hang."""
+    """The next line is sent only after the result of the last one: held-back output would hang the test."""
     program = "from bertblocks.cli.main import main; main()"
     arguments = ["embed", folders["embed"], "-", "--json", "--threads", "1"]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Commands with a terminal on stderr: what they write to stdout reaches its file or pipe."""
+"""With a terminal on stderr, output on stdout still reaches its file or pipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
     (root / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     (root / "masks.txt").write_text("".join(f"{text} [MASK]\n" for text in TEXTS))
     questions = [{"question": "two", "context": text} for text in TEXTS]
-    (root / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    (root / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     return found | {"root": str(root)}
 
 

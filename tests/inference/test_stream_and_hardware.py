@@ -1,4 +1,4 @@
-"""Streams, files, hardware and MTEB: how the predictor takes texts in and what it chooses by itself."""
+"""Streams, files, hardware choices and MTEB."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_results_come_in_the_order_of_texts(predictor, monkeypatch, kind):
     assert predictor.stats.tokens == sum(len(predictor.tokenizer(text)["input_ids"]) for text in texts)
 
 
-def test_an_endless_source_is_read_only_so_far_ahead(predictor, monkeypatch):
+def test_read_ahead_of_an_endless_source_is_bounded(predictor, monkeypatch):
     monkeypatch.setattr(stream, "MAX_ITEMS", 8)
     read = 0
 
@@ -59,7 +59,7 @@ def test_an_endless_source_is_read_only_so_far_ahead(predictor, monkeypatch):
     results = predictor.stream("encode", endless())
     for taken in range(1, 60):
         next(results)
-        # a chunk being returned, one prepared, one on its way in, and the one in the reader's hand
+        # one chunk being returned, one preprocessed, one in the queue, and one item held by the reader
         assert read <= taken + 4 * 8
     results.close()
     threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("bertblocks-tokenizer")}
@@ -76,8 +76,8 @@ def test_long_texts_are_read_ahead_by_characters(predictor, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_a_source_that_waits_gets_its_results_at_once(predictor):
-    """The next text is asked for only after the result of the last one is there: anything held back would hang."""
+def test_a_source_that_pauses_gets_its_results_at_once(predictor):
+    """The next text is sent only after the result of the last one: a held-back result would hang the test."""
     questions: queue.Queue[str | None] = queue.Queue()
     results = predictor.stream("encode", iter(questions.get, None))
     for word in WORDS[:3]:
@@ -103,7 +103,7 @@ def test_bad_inputs_are_numbered_through_the_stream(predictor, monkeypatch):
         list(results)
 
 
-def test_the_callers_threads_are_put_back():
+def test_the_number_of_threads_is_restored():
     before = torch.get_num_threads()
     seen = []
 

@@ -1,4 +1,4 @@
-"""The predictor, held to transformers' pipelines and sentence-transformers on the same weights, and to brute force."""
+"""The predictor, tested against transformers' pipelines, sentence-transformers and brute force on the same weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_encode_is_the_mean_of_transformers_features(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["cls", "max"])
-def test_encode_pools_as_told(tokenizer, kind):
+def test_encode_uses_the_given_pooling(tokenizer, kind):
     theirs = make_bert("BertModel")
     features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
     rows = [np.array(features(text)[0]) for text in TEXTS]
@@ -97,14 +97,14 @@ def test_encode_pools_as_told(tokenizer, kind):
 
 
 @pytest.mark.parametrize("token_budget", [1, 7, 40, 100_000])
-def test_batches_change_nothing(tokenizer, token_budget):
+def test_the_batch_size_does_not_change_results(tokenizer, token_budget):
     theirs = make_bert("BertModel")
-    one_by_one = np.concatenate([make_predictor(theirs, tokenizer).encode([text]) for text in TEXTS])
+    separately = np.concatenate([make_predictor(theirs, tokenizer).encode([text]) for text in TEXTS])
     found = make_predictor(theirs, tokenizer, token_budget=token_budget).encode(TEXTS)
-    np.testing.assert_allclose(found, one_by_one, atol=1e-6)
+    np.testing.assert_allclose(found, separately, atol=1e-6)
 
 
-def test_nothing_in_nothing_out(tokenizer):
+def test_no_texts_give_no_vectors(tokenizer):
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     assert predictor.encode([]).shape == (0, 32)
     assert predictor.encode(iter([])).shape == (0, 32)
@@ -171,7 +171,7 @@ def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer):
 def test_classify_is_transformers_pipeline(tokenizer, pairs):
     theirs = make_bert("BertForSequenceClassification", **labelled("calm", "glad", "sad"))
     classify = pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu", top_k=None)
-    # an empty second text is no second text to transformers
+    # transformers ignores an empty second text
     inputs = [pair for pair in itertools.pairwise(TEXTS) if pair[1]] if pairs else TEXTS
     found = make_predictor(theirs, tokenizer).classify(inputs)
     for given_input, result in zip(inputs, found, strict=True):
@@ -229,7 +229,8 @@ def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer):
     words[61] = "[MASK]"
     tokens = TextTokenizer(tokenizer).tokenize([" ".join(words)])[0].ids
     mask = tokens.index(tokenizer.mask_token_id)
-    window = next(one for one in cut_windows(len(tokens), 30, 7) if one.core_start <= mask < one.core_stop)
+    windows = cut_windows(len(tokens), 30, 7)
+    window = next(window for window in windows if window.core_start <= mask < window.core_stop)
     ids = [2, *tokens[window.start : window.stop], 3]
     with torch.no_grad():
         best = theirs(torch.tensor([ids])).logits[0, mask - window.start + 1].softmax(-1).topk(3)
@@ -248,20 +249,20 @@ def test_tokens_and_entities_are_transformers_pipeline(tokenizer):
     single = pipeline("token-classification", model=theirs, tokenizer=tokenizer, device="cpu", ignore_labels=[])
     for text, tokens in zip(texts, predictor.tag(texts, level="tokens"), strict=True):
         expected = single(text)
-        assert [(one.label, one.start, one.end) for one in tokens] == [
+        assert [(token.label, token.start, token.end) for token in tokens] == [
             (row["entity"], row["start"], row["end"]) for row in expected
         ]
-        assert [one.score for one in tokens] == pytest.approx([row["score"] for row in expected], abs=1e-5)
+        assert [token.score for token in tokens] == pytest.approx([row["score"] for row in expected], abs=1e-5)
     grouped = pipeline(
         "token-classification", model=theirs, tokenizer=tokenizer, device="cpu", aggregation_strategy="first"
     )
     count = 0
     for text, entities in zip(texts, predictor.tag(texts), strict=True):
         expected = grouped(text)
-        assert [(one.label, one.start, one.end) for one in entities] == [
+        assert [(entity.label, entity.start, entity.end) for entity in entities] == [
             (row["entity_group"], row["start"], row["end"]) for row in expected
         ]
-        assert [one.score for one in entities] == pytest.approx([row["score"] for row in expected], abs=1e-5)
+        assert [entity.score for entity in entities] == pytest.approx([row["score"] for row in expected], abs=1e-5)
         count += len(entities)
     assert count > 3
 
@@ -287,11 +288,11 @@ def test_words_have_the_label_of_their_first_token(name):
     ]
     found = predictor.tag([words])[0]
     names = ["NOUN", "VERB", "ADJ"]
-    assert [one.label for one in found] == [names[best.indices[front + token]] for token in first]
-    assert [one.score for one in found] == pytest.approx(
+    assert [word.label for word in found] == [names[best.indices[front + token]] for token in first]
+    assert [word.score for word in found] == pytest.approx(
         [float(best.values[front + token]) for token in first], abs=1e-5
     )
-    assert [(one.start, one.end, one.text) for one in found] == [(i, i + 1, word) for i, word in enumerate(words)]
+    assert [(word.start, word.end, word.text) for word in found] == [(i, i + 1, word) for i, word in enumerate(words)]
 
 
 def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer):
@@ -305,7 +306,7 @@ def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer):
         expected += labels[window.core_start - window.start : window.core_stop - window.start]
     found = make_predictor(theirs, tokenizer).tag([LONG], level="tokens")[0]
     assert len(found) == len(tokens.ids) > 60
-    assert [TAGS.index(one.label) for one in found] == expected
+    assert [TAGS.index(token.label) for token in found] == expected
 
 
 @settings(max_examples=25, deadline=None)
@@ -315,13 +316,13 @@ def test_predictions_reassemble_to_any_words(words, name):
     config = BertBlocksConfig.from_preset("mini", max_position_embeddings=24, **labelled(*TAGS))
     predictor = Predictor(bertblocks.BertBlocksForTokenClassification(config), tokenizer)
     by_word, by_text = predictor.tag([words], level="words")[0], predictor.tag([" ".join(words)], level="words")[0]
-    assert [one.text for one in by_word] == words
+    assert [word.text for word in by_word] == words
     text = " ".join(words)
-    assert [(one.start, one.end) for one in by_text] == words_of(text)
-    for one in [*by_text, *predictor.tag([text], level="tokens")[0], *predictor.tag([text])[0]]:
-        assert one.text == text[one.start : one.end] != ""
+    assert [(word.start, word.end) for word in by_text] == words_of(text)
+    for tag in [*by_text, *predictor.tag([text], level="tokens")[0], *predictor.tag([text])[0]]:
+        assert tag.text == text[tag.start : tag.end] != ""
     entities = predictor.tag([words])[0]
-    assert all(one.text == " ".join(words[one.start : one.end]) for one in entities)
+    assert all(entity.text == " ".join(words[entity.start : entity.end]) for entity in entities)
 
 
 def test_a_truncated_text_still_has_all_its_words(tokenizer):
@@ -364,9 +365,9 @@ def test_answers_are_the_best_of_all_spans(tokenizer, context):
     expected, none = brute_force(theirs, tokenizer, question, context, longest=5)
     predictor = make_predictor(theirs, tokenizer)
     found = predictor.answer([(question, context)], n_best=4, max_answer_tokens=5)[0]
-    assert [(one.start, one.end) for one in found.best] == [span for span, _ in expected[:4]]
-    assert [one.score for one in found.best] == pytest.approx([score for _, score in expected[:4]], abs=1e-4)
-    assert all(one.text == context[one.start : one.end] for one in found.best)
+    assert [(answer.start, answer.end) for answer in found.best] == [span for span, _ in expected[:4]]
+    assert [answer.score for answer in found.best] == pytest.approx([score for _, score in expected[:4]], abs=1e-4)
+    assert all(answer.text == context[answer.start : answer.end] for answer in found.best)
     assert found.no_answer_score == pytest.approx(none, abs=1e-4)
     assert (found.text, found.start, found.end, found.score) == (
         found.best[0].text,
@@ -388,12 +389,13 @@ def test_an_empty_context_has_no_answer(tokenizer):
 # ---------------------------------------------------------------------- too long
 
 
-def test_long_texts_are_refused_cut_or_windowed(tokenizer):
+def test_long_texts_are_rejected_truncated_or_split(tokenizer):
     theirs = make_bert("BertForSequenceClassification", num_labels=3)
     ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
     with torch.no_grad():
         windows = [
-            theirs(torch.tensor([[2, *ids[one.start : one.stop], 3]])).logits[0] for one in cut_windows(len(ids), 30, 7)
+            theirs(torch.tensor([[2, *ids[window.start : window.stop], 3]])).logits[0]
+            for window in cut_windows(len(ids), 30, 7)
         ]
         cut = theirs(torch.tensor([[2, *ids[:30], 3]])).logits[0].softmax(-1)
     with pytest.raises(ValueError, match=rf"Text 1 has {len(ids)} tokens; this model reads 30 plus special tokens"):
@@ -409,10 +411,10 @@ def test_windows_of_an_embedding_count_by_their_tokens(tokenizer):
     theirs = make_bert("BertModel")
     ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
     total = 0
-    for one in cut_windows(len(ids), 30, 2):
+    for window in cut_windows(len(ids), 30, 2):
         with torch.no_grad():
-            mean = theirs(torch.tensor([[2, *ids[one.start : one.stop], 3]])).last_hidden_state[0].mean(0)
-        total = total + mean * (one.stop - one.start)
+            mean = theirs(torch.tensor([[2, *ids[window.start : window.stop], 3]])).last_hidden_state[0].mean(0)
+        total = total + mean * (window.stop - window.start)
     expected = (total / total.norm()).numpy()
     found = make_predictor(theirs, tokenizer, overlap=2).encode(["plain", LONG])[1]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -483,14 +485,14 @@ def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path, tokenizer, co
         ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
     ],
 )
-def test_what_would_change_embeddings_is_refused(tmp_path, tokenizer, files, message):
+def test_unsupported_sentence_transformers_modules_are_rejected(tmp_path, tokenizer, files, message):
     defaults = {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": {"pooling_mode": "mean"}}
     folder = save_checkpoint(tmp_path, "BertModel", tokenizer, **{**defaults, **files})
     with pytest.raises(ValueError, match=message):
         Predictor(folder)
 
 
-def test_a_head_is_never_made_up(tmp_path, tokenizer):
+def test_a_missing_head_is_an_error(tmp_path, tokenizer):
     folder = save_checkpoint(tmp_path, "BertForMaskedLM", tokenizer)
     predictor = Predictor(folder, dtype=torch.float32)
     assert predictor.encode(["plain"]).shape == (1, 32)
@@ -507,7 +509,7 @@ def test_a_head_is_never_made_up(tmp_path, tokenizer):
             Predictor(folder, task="sequence-classification")
 
 
-def test_wrong_settings_are_refused(tokenizer):
+def test_wrong_settings_are_rejected(tokenizer):
     model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
     for options, message in (
         ({"threads": 0}, "threads is 0; it must be at least 1"),
@@ -531,7 +533,7 @@ def test_wrong_settings_are_refused(tokenizer):
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"bytes", float("nan"), {"text": "plain"}])
-def test_what_is_no_text_is_named(tokenizer, wrong):
+def test_an_input_that_is_not_a_text_is_named(tokenizer, wrong):
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
         predictor.encode(["plain", wrong])

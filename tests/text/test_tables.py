@@ -258,7 +258,7 @@ def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path):
 
 def test_lists_of_zeros_and_ones_are_no_labels(tmp_path):
     records = read_records(write(tmp_path / "t.jsonl", '{"text": "a", "labels": [0, 1, 0]}\n'))
-    with pytest.raises(DataError, match=r"line 1: the label '0' is there twice in \[0, 1, 0\]; .*list of names"):
+    with pytest.raises(DataError, match=r"line 1: the label '0' appears twice in \[0, 1, 0\]; .*list of names"):
         find_labels(records, "labels")
     assert split_labels(0, None, "here") == ["0"]
 

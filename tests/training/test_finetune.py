@@ -323,7 +323,7 @@ def test_entities_are_compared_by_kind_whatever_the_scheme(base, files, tmp_path
         ("", [], "the file is empty"),
         ("text,label\na,x\nb\n", [], "line 3: the row has 1 columns"),
         ("text,label\na,x\nb,y\n", ["epocs=3"], "no key 'epocs'"),
-        ("text,label\na,x\nb,y\n", ["epochs"], "is no setting"),
+        ("text,label\na,x\nb,y\n", ["epochs"], "is not a setting"),
     ],
 )
 def test_bad_input_is_one_sentence(base, tmp_path, content, settings, message):

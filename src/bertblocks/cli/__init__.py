@@ -1,1 +1,1 @@
-"""The command line, one file a command. Nothing heavy is imported before a command runs, so that help comes at once."""
+"""The command line, one file per command. Heavy imports wait until a command runs, so --help is instant."""

@@ -1,4 +1,4 @@
-"""`bertblocks compare`: where two encoders differ, and what the difference costs."""
+"""`bertblocks compare`: how two encoders differ, and what the difference costs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from bertblocks.cli.source import ConfigSource
     from bertblocks.config import BertBlocksConfig
 
-#: Part by part, the numbers of both models.
+#: By part of the model, the numbers of both models.
 Pairs = dict[str, tuple[float, float]]
 
 
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help=SOURCE_HELP)],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same for the other encoder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The other encoder, given the same way.")],
     task: Task = "masked-lm",
     as_json: AsJson = False,
 ) -> None:
-    """Show the config keys in which two encoders differ, then their parameters and FLOPs side by side."""
+    """Show the config keys that differ between two encoders, and their parameters and FLOPs side by side."""
     from bertblocks.cli.source import load_source
 
     sources = load_source(first), load_source(second)
@@ -67,7 +67,7 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> Pairs:
 
 
 def _ratio(a: float, b: float) -> float | None:
-    """How many times a's number b's is; None where a has nothing."""
+    """Returns b / a, or None if a is 0."""
     return b / a if a else None
 
 
@@ -117,7 +117,7 @@ def _write_ratio(pair: tuple[float, float]) -> str:
 
 
 def _write_value(value: Any) -> str:
-    """A config value; a list of layer types by the layers that each type has."""
+    """Formats a config value; a list of layer types becomes the layers of each type."""
     import json
 
     from bertblocks.analysis import write_indexes

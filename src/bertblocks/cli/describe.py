@@ -1,4 +1,4 @@
-"""`bertblocks describe`: what an encoder is made of and what it costs."""
+"""`bertblocks describe`: the modules of an encoder and what it costs to run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from bertblocks.cli.source import ConfigSource
 
 NOTES = (
-    "FLOPs: matrix products of a forward pass (2 m n k each, with the window in local layers); training takes thrice.",
-    "Memory: activations in fp32, without weights, with fused attention. Inference: the most that live at once.",
+    "FLOPs: matrix products of a forward pass (2 m n k each, windows in local layers); training takes 3 times this.",
+    "Memory: activations in fp32, without weights, with fused attention. Inference: the peak.",
     "Training: what a forward pass keeps for the backward pass; 30 % of the tokens reach a masked-LM head.",
 )
 
@@ -26,14 +26,14 @@ def describe(
     task: Task = "masked-lm",
     length: Annotated[
         list[int] | None,
-        typer.Option("--length", min=1, help="Tokens at which to report cost; may be repeated.", show_default=False),
+        typer.Option("--length", min=1, help="Sequence length to report; may be repeated.", show_default=False),
     ] = None,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a mermaid diagram instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the modules, parameters, FLOPs and memory of an encoder."""
     if as_mermaid and as_json:
-        raise typer.BadParameter("--mermaid and --json exclude each other.")
+        raise typer.BadParameter("--mermaid and --json cannot be combined.")
     from bertblocks.cli.source import fail, load_source
 
     source = load_source(name_or_path)

@@ -1,4 +1,4 @@
-"""`bertblocks evaluate`: how good models are, and which is better."""
+"""`bertblocks evaluate`: score models and compare them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="MODEL... [KEY=VALUE]...",
-            help="Checkpoint folders or hub ids, the first of which the others are compared with; and settings.",
+            help="Checkpoint folders or hub ids, compared with the first of them; and settings.",
         ),
     ],
-    task: Annotated[Kind, typer.Option(help="What is measured.")],
+    task: Annotated[Kind, typer.Option(help="The task to measure.")],
     data: Annotated[
         str | None,
         typer.Option(
@@ -31,10 +31,10 @@ def evaluate(
             "filler, for needle; GLUE's folder or its name for datasets."
         ),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Measure the models with int8 linear layers.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure models on files and tests; several are compared on the same examples with a paired bootstrap.
+    """Score models; several models are compared on the same examples with a paired bootstrap.
 
     Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
     read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20; glue takes tasks=[rte,mrpc],
@@ -44,13 +44,15 @@ def evaluate(
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    names = [one for one in models if "=" not in one]
+    names = [argument for argument in models if "=" not in argument]
     try:
-        settings = read_settings([one for one in models if "=" in one], None if task in ("glue", "needle") else task)
+        settings = read_settings(
+            [argument for argument in models if "=" in argument], None if task in ("glue", "needle") else task
+        )
         if not names:
-            fail("MODEL is missing; give at least one.")
+            fail("MODEL is missing; give at least one model.")
         if int8 and task in ("glue", "needle"):
-            fail(f"--int8 is for tasks on files; {task} has none.")
+            fail(f"--int8 works with tasks on files, not with {task}.")
         if task == "glue":
             _glue(names, data, settings, as_json)
         elif task == "needle":
@@ -70,13 +72,19 @@ def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[st
     done = [run(task, name, data, int8, **settings) for name in names]
     differences = compare(done)
     if as_json:
-        scores = [{"model": one.model, "examples": one.examples, "scores": one.scores} for one in done]
-        print_json({"metric": done[0].metric, "models": scores, "differences": [asdict(one) for one in differences]})
+        scores = [{"model": result.model, "examples": result.examples, "scores": result.scores} for result in done]
+        print_json(
+            {
+                "metric": done[0].metric,
+                "models": scores,
+                "differences": [asdict(difference) for difference in differences],
+            }
+        )
         return
     console = make_console()
     table = make_table(["model", *done[0].scores])
-    for one in done:
-        table.add_row(one.model, *(f"{value:.4f}" for value in one.scores.values()))
+    for result in done:
+        table.add_row(result.model, *(f"{value:.4f}" for value in result.scores.values()))
     print_table(console, f"{data}: {done[0].examples:,} examples", table)
     if differences:
         table = make_table(["model", "difference", "from", "to"])
@@ -91,17 +99,17 @@ def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_jso
     lengths, depths = settings.pop("lengths", [128, 256, 512]), settings.pop("depths", [0, 0.25, 0.5, 0.75, 1])
     samples = settings.pop("samples", 20)
     if settings:
-        fail(f"{next(iter(settings))!r} is no setting of needle; there are lengths, depths and samples.")
+        fail(f"{next(iter(settings))!r} is not a setting of needle; its settings are lengths, depths and samples.")
     done = {name: needle(name, lengths, depths, samples, data) for name in names}
     if as_json:
-        print_json({name: {**asdict(one), "accuracy": one.accuracy.tolist()} for name, one in done.items()})
+        print_json({name: {**asdict(result), "accuracy": result.accuracy.tolist()} for name, result in done.items()})
         return
     console = make_console()
-    for name, one in done.items():
-        table = make_table(["length", *(f"depth {depth:g}" for depth in one.depths)])
-        for length, row in zip(one.lengths, one.accuracy, strict=True):
+    for name, result in done.items():
+        table = make_table(["length", *(f"depth {depth:g}" for depth in result.depths)])
+        for length, row in zip(result.lengths, result.accuracy, strict=True):
             table.add_row(f"{length:,}", *(f"{value:.2f}" for value in row))
-        print_table(console, f"{name}: facts found (by chance {one.chance:.2f})", table)
+        print_table(console, f"{name}: facts found (by chance {result.chance:.2f})", table)
 
 
 def _glue(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
@@ -115,11 +123,11 @@ def _glue(names: list[str], data: str | None, settings: dict[str, Any], as_json:
         for name in names
     }
     if as_json:
-        print_json({name: [asdict(one) for one in results] for name, results in done.items()})
+        print_json({name: [asdict(result) for result in results] for name, results in done.items()})
         return
-    tasks = [one.task for one in done[names[0]]]
+    tasks = [result.task for result in done[names[0]]]
     table = make_table(["model", *tasks, "mean"])
     for name, results in done.items():
-        scores = [one.score for one in results]
+        scores = [result.score for result in results]
         table.add_row(name, *(f"{score:.1f}" for score in scores), f"{sum(scores) / len(scores):.1f}")
-    print_table(make_console(), "GLUE, on the dev parts", table)
+    print_table(make_console(), "GLUE, development sets", table)

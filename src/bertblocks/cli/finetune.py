@@ -1,4 +1,4 @@
-"""`bertblocks finetune`: a model learns to classify, tag, answer or embed from files."""
+"""`bertblocks finetune`: train a model to classify, tag, answer or embed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def finetune(
-    task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model is to learn.")],
+    task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model learns.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as epochs=3 or label=COLUMN; `list` shows all."),
@@ -30,13 +30,13 @@ def finetune(
         ),
     ] = None,
     evaluation: Annotated[
-        str | None, typer.Option("--eval", help="Examples to choose the best model by; by default a part of --train.")
+        str | None, typer.Option("--eval", help="Examples that select the best model; by default a part of --train.")
     ] = None,
-    output: Annotated[str | None, typer.Option(help="The folder to write; by default runs/TASK-NAME.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")] = False,
+    output: Annotated[str | None, typer.Option(help="The output folder; by default runs/TASK-NAME.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model on files; run again, it continues where it was stopped.
+    """Fine-tune a model on files. Run the same command again to resume a stopped run.
 
     Several processes: torchrun --nproc-per-node N -m bertblocks finetune ...
     """
@@ -63,7 +63,7 @@ def finetune(
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)
     if done.signal is not None:
-        typer.echo("Stopped and saved; run the same command to continue.", err=True)
+        typer.echo("Stopped and saved; run the same command to resume.", err=True)
         raise typer.Exit(128 + done.signal)
     _print(done, as_json)
 

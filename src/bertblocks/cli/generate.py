@@ -1,4 +1,4 @@
-"""`bertblocks generate`: text from a masked-diffusion model, shown as it comes out from under its masks."""
+"""`bertblocks generate`: text from a masked-diffusion model, shown as its masks are filled."""
 
 from __future__ import annotations
 
@@ -15,36 +15,42 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-#: What a token looks like that is not written yet.
+#: Stands for a token that is still masked.
 OPEN = "░"
 
 
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder or hub id of a model and its tokenizer.")],
-    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to go on from.")] = "",
+    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to continue.")] = "",
     infill: Annotated[
         str | None,
-        typer.Option(help="A text whose masks are filled in, in place of a prompt.", show_default=False),
+        typer.Option(help="A text whose masks to fill, instead of a prompt.", show_default=False),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Tokens to write after the prompt.")] = 32,
-    steps: Annotated[int, typer.Option(min=1, help="Forward passes, over which the tokens are revealed.")] = 32,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token, 1 draws as learned.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest.", show_default=False)] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens to generate after the prompt.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Forward passes over which masks are filled.")] = 32,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the most probable token, 1 samples from the model's distribution.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Sample from the k most probable tokens.", show_default=False)
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(max=1.0, help="Draw from the likeliest that reach p together.", show_default=False)
+        float | None,
+        typer.Option(max=1.0, help="Sample from the most probable tokens that sum to p.", show_default=False),
     ] = None,
     order: Annotated[
-        Literal["confidence", "ancestral"], typer.Option(help="Which come first: the surest, or random ones.")
+        Literal["confidence", "ancestral"],
+        typer.Option(help="Which masks to fill first: the most confident, or random ones."),
     ] = "confidence",
     block: Annotated[
-        int | None, typer.Option(min=1, help="Write blocks of so many tokens, left to right.", show_default=False)
+        int | None, typer.Option(min=1, help="Generate blocks of this many tokens, left to right.", show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed writes the same text.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write text, or fill in masks, with a masked-diffusion model."""
+    """Generate text, or fill masks, with a masked-diffusion model."""
     if prompt and infill is not None:
-        raise typer.BadParameter("PROMPT and --infill exclude each other.")
+        raise typer.BadParameter("PROMPT and --infill cannot be combined.")
     import torch
 
     from bertblocks.cli.output import print_json
@@ -80,7 +86,7 @@ def generate(
 
 
 class Writer:
-    """A model that fills in masks, with the tokenizer that goes with it."""
+    """A masked-diffusion model with its tokenizer."""
 
     def __init__(self, name_or_path: str) -> None:
         import transformers
@@ -93,10 +99,10 @@ class Writer:
         self.tokenizer: Any
         self.model, self.tokenizer = load(name_or_path, task="masked-diffusion")
         if self.tokenizer is None:
-            raise ValueError(f"{name_or_path} has no tokenizer; text needs one.")
+            raise ValueError(f"{name_or_path} does not have a tokenizer; generate needs one.")
 
     def start(self, prompt: str, length: int) -> Tensor:
-        """The prompt with `length` masks behind it, between the tokens that texts begin and end with."""
+        """Returns the prompt followed by `length` masks, with the special tokens around them."""
         import torch
 
         tokenizer = self.tokenizer
@@ -104,16 +110,18 @@ class Writer:
         return torch.tensor([tokenizer.cls_token_id, *ids, tokenizer.sep_token_id])
 
     def read(self, text: str) -> Tensor:
-        """A text with masks."""
+        """Tokenises a text with masks."""
         import torch
 
         ids = torch.tensor(self.tokenizer(text)["input_ids"])
         if not (ids == self.tokenizer.mask_token_id).any():
-            raise ValueError(f"--infill is {text!r}; it must hold {self.tokenizer.mask_token} where text is missing.")
+            raise ValueError(
+                f"--infill is {text!r}; it must contain {self.tokenizer.mask_token} where text is missing."
+            )
         return ids
 
     def text(self, ids: Tensor) -> str:
-        """Words, with a sign for each token that is still open."""
+        """Decodes tokens, with a placeholder for each mask."""
         mask = self.tokenizer.mask_token_id
         runs: list[str] = []
         closed: list[int] = []
@@ -128,7 +136,7 @@ class Writer:
 
 @contextmanager
 def _watch(writer: Writer, hidden: bool) -> Iterator[Callable[[Tensor], None]]:
-    """Shows each step in place on a terminal, and nothing in a pipe."""
+    """Shows each step on a terminal and nothing in a pipe."""
     from bertblocks.cli.output import make_console
 
     console = make_console()
@@ -138,6 +146,6 @@ def _watch(writer: Writer, hidden: bool) -> Iterator[Callable[[Tensor], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    # it goes away at the end, when the text is printed for good
+    # transient: the command prints the finished text itself
     with Live(console=console, transient=True, auto_refresh=False) as live:
         yield lambda ids: live.update(Text(writer.text(ids[0])), refresh=True)

@@ -30,7 +30,7 @@ from bertblocks.cli.schema import schema
 from bertblocks.cli.tag import tag
 
 app = typer.Typer(
-    help="Build, bring, pretrain, fine-tune and run any BERT-like encoder from one config.",
+    help="Build, load, pretrain, fine-tune and run any BERT-like encoder from one config.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,6 +73,6 @@ def root(
 
 
 def main() -> None:
-    if sys.stdout is None:  # closed by the caller
+    if sys.stdout is None:  # the caller closed it
         sys.exit("bertblocks: standard output is closed; redirect it to a file or to /dev/null.")
     app()

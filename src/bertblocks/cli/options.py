@@ -1,4 +1,4 @@
-"""Arguments and options that commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ TaskName = Literal[
     "question-answering",
     "masked-diffusion",
 ]
-Task = Annotated[TaskName, typer.Option("--task", help="The head that is on the encoder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Task = Annotated[TaskName, typer.Option("--task", help="The head on the encoder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]

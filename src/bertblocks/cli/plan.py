@@ -1,4 +1,4 @@
-"""`bertblocks plan`: what a recipe takes on a cluster, on paper."""
+"""`bertblocks plan`: estimate what a recipe costs on a cluster."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or a shipped one's name.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a built-in recipe.")
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values in place of the recipe's.")
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="The kind of device.")] = "h100",
-    count: Annotated[int, typer.Option(help="How many of them.")] = 8,
+    count: Annotated[int, typer.Option(help="The number of devices.")] = 8,
     utilization: Annotated[
-        float, typer.Option(help="The share of the peak they do; 0.25 is that of ModernBERT-base's published run.")
+        float, typer.Option(help="The share of peak FLOPs reached; 0.25 is that of ModernBERT-base's published run.")
     ] = 0.25,
     as_json: AsJson = False,
 ) -> None:
-    """Compute parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
+    """Estimate the parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
     from bertblocks.cli.output import print_json
     from bertblocks.cli.source import fail
     from bertblocks.training.estimate import make_plan
@@ -50,7 +52,7 @@ def _print(made: Plan) -> None:
 
     console = make_console()
     console.print(
-        f"{made.recipe} on {made.count} {made.gpu} at {made.utilization:.0%} of their peak: "
+        f"{made.recipe} on {made.count} {made.gpu} at {made.utilization:.0%} of peak: "
         f"{made.parameters:,} parameters, {made.flops:.3g} FLOPs, {made.hours:,.1f} hours"
     )
     table = make_table(["phase", "length", "steps", "tokens", "FLOPs per token", "tokens/s", "hours"])
@@ -59,7 +61,7 @@ def _print(made: Plan) -> None:
         costs = (write_flops(phase.flops_per_token), f"{phase.tokens_per_second:,.0f}", f"{phase.hours:,.1f}")
         table.add_row(phase.name, *numbers, *costs)
     print_table(console, "Time", table)
-    table = make_table(["phase", "micro-batch", "weights", "gradients", "optimizer", "activations", "in all"])
+    table = make_table(["phase", "micro-batch", "weights", "gradients", "optimizer", "activations", "total"])
     for phase in made.phases:
         parts = [write_bytes(size) for size in (*asdict(phase.memory).values(), phase.memory.total)]
         table.add_row(phase.name, f"{phase.micro_batch:,} x {phase.length:,}", *parts)

@@ -1,4 +1,4 @@
-"""`bertblocks presets`: the architectures that come with the library."""
+"""`bertblocks presets`: the built-in architectures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bertblocks.cli.options import AsJson
 
 
 def presets(as_json: AsJson = False) -> None:
-    """List the known architectures, with the parameters of their masked-LM model."""
+    """List the built-in architectures, with the parameters of their masked-LM models."""
     from bertblocks.analysis import build, count_parameters
     from bertblocks.cli.output import make_console, make_table, print_json
     from bertblocks.config import BertBlocksConfig

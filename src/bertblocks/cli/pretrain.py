@@ -1,4 +1,4 @@
-"""`bertblocks pretrain`: from texts to a trained model."""
+"""`bertblocks pretrain`: train a model from texts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def pretrain(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a shipped one. Default: demo."),
+        typer.Argument(metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a built-in one. Default: demo."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values in place of the recipe's.")
+        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
     ] = None,
 ) -> None:
-    """Train a model from a recipe; run again, it continues where it was stopped.
+    """Train a model from a recipe. Run the same command again to resume a stopped run.
 
-    SIGTERM and Ctrl-C save a checkpoint and end with exit code 128 + the signal's number (143 and 130). Several
+    SIGTERM and Ctrl-C save a checkpoint and exit with code 128 + the signal's number (143 and 130). Several
     processes: torchrun --nproc-per-node N -m bertblocks pretrain RECIPE.
     """
     import transformers
@@ -48,7 +48,7 @@ def pretrain(
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)
     if done.signal is not None:
-        console.print(f"Stopped and saved after step {done.outcome.state.step:,}; run the same command to continue.")
+        console.print(f"Stopped and saved after step {done.outcome.state.step:,}; run the same command to resume.")
         raise typer.Exit(128 + done.signal)
     if done.is_main:
         _print(done, console)
@@ -63,7 +63,8 @@ def _print(done: Pretrained, console: Console) -> None:
         table.add_row("pseudo-perplexity", f"{metrics['pseudo_perplexity']:.1f}", "")
     print_table(console, "Evaluation", table)
     guesses = make_table(["hidden word", "guesses", "text"], text_columns=3)
-    for one in done.filled:
-        guesses.add_row(one.answer, ", ".join(f"{word} {share:.0%}" for word, share in one.guesses), one.text)
+    for filled in done.filled:
+        words = ", ".join(f"{word} {share:.0%}" for word, share in filled.guesses)
+        guesses.add_row(filled.answer, words, filled.text)
     print_table(console, "Filled masks", guesses)
     console.print(f"\nModel: {done.folder / 'model'}\nReport: {done.folder / 'report.html'}")

@@ -1,4 +1,4 @@
-"""`bertblocks schema`: what a recipe may say, for editors and other programs."""
+"""`bertblocks schema`: the JSON schema of recipes, for editors and other programs."""
 
 from __future__ import annotations
 

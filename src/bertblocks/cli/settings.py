@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_settings(assignments: Sequence[str], task: str | None) -> dict[str, Any]:
-    """Values as YAML would read them; for a task whose settings name columns, those are taken as they stand.
+    """Parses values as YAML; settings of a task that name columns stay text.
 
     Example:
         >>> read_settings(["epochs=3", "label=2", "dimensions=[64, 128]"], "embed")
@@ -20,7 +20,7 @@ def read_settings(assignments: Sequence[str], task: str | None) -> dict[str, Any
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
-            raise ValueError(f"{assignment!r} is no setting; write KEY=VALUE.")
+            raise ValueError(f"{assignment!r} is not a setting; write KEY=VALUE.")
         is_text = task in SETTINGS and SETTINGS[task].takes_text(key)
         values[key] = text if is_text else parse_value(text, assignment)
     return values

@@ -1,4 +1,4 @@
-"""What a command's NAME_OR_PATH stands for."""
+"""Finds the config that a command's NAME_OR_PATH stands for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A config, what the user called it, and what it is in a few words."""
+    """A config, the name that the user gave, and a short description."""
 
     name: str
     description: str
@@ -22,7 +22,7 @@ class ConfigSource:
 
 
 def fail(message: object) -> NoReturn:
-    """Ends the command with one sentence on stderr and exit code 1; quietly if the reader of a pipe has gone."""
+    """Ends the command with one sentence on stderr and exit code 1, or silently if the reader of a pipe has left."""
     if isinstance(message, BrokenPipeError):
         raise message
     typer.echo(f"bertblocks: {' '.join(str(message).split())}", err=True)
@@ -30,9 +30,9 @@ def fail(message: object) -> NoReturn:
 
 
 def load_source(name_or_path: str) -> ConfigSource:
-    """The config that a preset's name, a folder or a file stands for; ends the command if there is none.
+    """Loads the config of a preset, a folder or a file; ends the command if there is none.
 
-    A preset's name comes first; `./name` is a folder of the same name.
+    Presets take precedence; write `./name` for a folder with the name of a preset.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Labels as people write them: names, numbers, several at once; read for a classifier and named when wrong."""
+"""Reads labels as people write them: names, numbers, or several per text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 @dataclass(frozen=True)
 class Labels:
-    """What a classifier can say; `names` is empty for numbers."""
+    """The labels that a classifier predicts; `names` is empty for regression."""
 
     problem: Problem
     names: list[str]
-    #: Between the labels of one cell, where a text may have several.
+    #: Separates the labels of one cell, if a text may have several.
     separator: str | None = None
 
     @property
@@ -29,7 +29,7 @@ class Labels:
         return max(len(self.names), 1)
 
     def encode(self, value: Any, place: str) -> int | float | list[float]:
-        """The target of one cell: a class, a number, or a 0 or 1 for each name."""
+        """Returns the target of one cell: a class index, a number, or a 0 or 1 for each name."""
         if self.problem == "regression":
             if not is_number(value):
                 raise DataError(f"{place}: the label is {value!r}; it must be a number.")
@@ -48,31 +48,31 @@ class Labels:
 
 
 def read_label(value: Any, place: str) -> str:
-    """A label as text; nothing, an empty cell and NaN are none."""
+    """Returns a label as text and rejects None, empty cells and NaN."""
     is_nan = isinstance(value, float) and math.isnan(value)
     text = "" if value is None or is_nan else str(value).strip()
     if not text or text.lower() == "nan":
-        raise DataError(f"{place}: the label is {value!r}; every row needs one.")
+        raise DataError(f"{place}: the label is {value!r}; every row needs a label.")
     return text
 
 
 def split_labels(value: Any, separator: str | None, place: str) -> list[str]:
-    """The labels of one text; an empty list or cell means that it has none."""
+    """Returns the labels of one text; an empty list or cell means no labels."""
     parts = value if isinstance(value, (list, tuple)) else str("" if value is None else value).split(separator)
     names = [read_label(part, place) for part in parts if str(part).strip()]
     for name in names:
         if names.count(name) > 1:
             raise DataError(
-                f"{place}: the label {name!r} is there twice in {value!r}; it must be a list of names, not of 0 and 1."
+                f"{place}: the label {name!r} appears twice in {value!r}; give a list of names, not of 0 and 1."
             )
     return names
 
 
 def find_labels(records: Records, column: str, problem: Problem | None = None, separator: str | None = None) -> Labels:
-    """What the labels of a column are.
+    """Finds the labels of a column.
 
-    Lists, or cells with a `separator`, are several labels; numbers with a point are scores; everything else is one
-    class a text. Names are sorted, numbers among them by value, unless the data says their order.
+    Lists, or cells with a `separator`, hold several labels; numbers with a decimal point are scores; everything else is
+    one class per text. Names are sorted (numbers by value) unless the data defines their order.
 
     Example:
         >>> records = Records("a.csv", ["label"], [{"label": "10"}, {"label": "9"}], [1, 2])
@@ -91,7 +91,7 @@ def find_labels(records: Records, column: str, problem: Problem | None = None, s
         names = {read_label(value, records.place(index)) for index, value in enumerate(values)}
     if len(names) < 2:
         has = f"the only label is {next(iter(names))!r}" if names else "there is no label"
-        raise DataError(f"{records.source}: in column {column!r} {has}; a classifier needs at least two.")
+        raise DataError(f"{records.source}: in column {column!r}, {has}; a classifier needs at least two.")
     if names <= set(records.label_names.get(column, [])):
         return Labels(problem, records.label_names[column], separator)
     by_number = all(is_number(name) for name in names)
@@ -108,7 +108,7 @@ def _find_problem(values: Sequence[Any], separator: str | None) -> Problem:
 
 
 def labels_of_config(names: Mapping[int, str], problem: Problem | None, separator: str | None = None) -> Labels:
-    """The labels that a fine-tuned model's config holds."""
+    """Returns the labels in the config of a fine-tuned model."""
     if problem is None:
         problem = "regression" if len(names) == 1 else "single_label_classification"
     return Labels(problem, [] if problem == "regression" else [names[index] for index in sorted(names)], separator)
