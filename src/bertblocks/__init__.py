@@ -15,9 +15,9 @@ from bertblocks.core.cpu import avoid_broken_amx
 if TYPE_CHECKING:
     from bertblocks.checkpoints.convert import convert as convert
     from bertblocks.checkpoints.huggingface import from_huggingface as from_huggingface
-    from bertblocks.checkpoints.huggingface import save_huggingface as save_huggingface
-    from bertblocks.checkpoints.huggingface import to_huggingface as to_huggingface
     from bertblocks.checkpoints.load import load as load
+    from bertblocks.checkpoints.save import save_huggingface as save_huggingface
+    from bertblocks.checkpoints.save import to_huggingface as to_huggingface
     from bertblocks.config.config import BertBlocksConfig as BertBlocksConfig
     from bertblocks.config.presets import preset_names as preset_names
     from bertblocks.config.validation import ConfigError as ConfigError
@@ -79,8 +79,8 @@ _HOMES = {
     "register_mlp": "nn.mlp",
     "register_norm": "nn.norm",
     "register_position": "nn.position",
-    "save_huggingface": "checkpoints.huggingface",
-    "to_huggingface": "checkpoints.huggingface",
+    "save_huggingface": "checkpoints.save",
+    "to_huggingface": "checkpoints.save",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -119,7 +119,7 @@ def test_native_means_the_first_family_that_can_hold_it(tmp_path):
     BertBlocksModel(own).save_pretrained(tmp_path / "own")
     done = convert(tmp_path / "own", tmp_path / "kept", to="native")
     assert done.target_family == "bertblocks"
-    assert "modernbert: qk_norm is True; a modernbert checkpoint has False there" in done.refusal
+    assert "modernbert: qk_norm is True; a modernbert checkpoint has False" in done.refusal
     assert "bert: " in done.refusal
     assert json.loads((tmp_path / "kept" / "config.json").read_text())["model_type"] == "bertblocks"
 
@@ -209,7 +209,7 @@ def damage(folder: Path, how: str) -> None:
     [
         ("truncated", "model.safetensors is damaged"),
         ("index", "names gone.safetensors, which is not there"),
-        ("other family", "This is no valid modernbert config"),
+        ("other family", "This is not a valid modernbert config"),
         ("unknown family", "did you mean 'roberta'?"),
         ("shape", "encoder.layer.0.attention.self.query.weight has shape [3, 3]"),
         ("missing", "the checkpoint lacks 'encoder.layer.0.attention.self.query.weight'"),
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
         (tmp_path / "wrote").touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("bertblocks.checkpoints.huggingface.write_tensors", full)
+    monkeypatch.setattr("bertblocks.checkpoints.save.write_tensors", full)
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "theirs"), str(tmp_path / "out"), "--to", "bert"])
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr
@@ -281,14 +281,14 @@ def test_weights_that_are_left_unread_are_named(tmp_path):
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "own"), str(tmp_path / "out")])
     assert result.exit_code == 0
     assert "note:" in result.stderr
-    assert "also has decoder, head, which are not read" in result.stderr
+    assert "also has decoder, head, which this model does not use" in result.stderr
 
 
 def test_pickles_in_subfolders_are_left_behind_and_named(tmp_path):
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "2_Dense").mkdir()
     (tmp_path / "theirs" / "2_Dense" / "pytorch_model.bin").touch()
-    with pytest.warns(UserWarning, match="2_Dense/pytorch_model.bin is a pickle and was left behind"):
+    with pytest.warns(UserWarning, match="2_Dense/pytorch_model.bin is a pickle and was not copied"):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours" / "2_Dense").exists()
 
@@ -326,8 +326,8 @@ def test_what_is_asked_for_must_make_sense(tmp_path):
         (["theirs", "full"], "exists and is not empty"),
         (["theirs", "out", "--to", "berrt"], "did you mean 'bert'?"),
         (["theirs", "out", "--to", "modernbert"], "a modernbert checkpoint has"),
-        (["nowhere", "out"], "is no folder with a checkpoint"),
-        (["theirs", "theirs/out"], "lies inside"),
+        (["nowhere", "out"], "is not a checkpoint folder"),
+        (["theirs", "theirs/out"], "is inside"),
         (["theirs", "out", "--tolerance", "0"], "tolerance is 0.0; it must be a number greater than 0"),
         (["theirs", "out", "--tolerance", "nan"], "tolerance is nan"),
     ):
@@ -371,7 +371,7 @@ def test_load_opens_any_folder(tmp_path):
     again, _ = bertblocks.load(tmp_path / "ours")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
     for folder in ("theirs", "ours"):
-        with pytest.warns(UserWarning, match=r"has no .*tagger.*: made fresh, to be trained"):
+        with pytest.warns(UserWarning, match=r"has no .*tagger.*: newly initialized, must be trained"):
             bertblocks.load(tmp_path / folder, task="token-classification")
     with pytest.raises(ValueError, match=r"task is 'masked_lm'; it must be one of .*did you mean 'masked-lm'"):
         bertblocks.load(tmp_path / "ours", task="masked_lm")

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, ModernBertConfig
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
-from bertblocks.checkpoints.families import FAMILIES
-from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.checkpoints.families import FAMILIES, read_config
 from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
 from tests.helpers import pad_ids, ragged_ids
 
@@ -296,7 +295,7 @@ def test_other_families_are_refused_with_what_is_known():
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("bert", {"norm_fn": "rms"}, "norm_fn is 'rms'; a bert checkpoint has 'layer' there"),
+        ("bert", {"norm_fn": "rms"}, "norm_fn is 'rms'; a bert checkpoint has 'layer'"),
         ("bert", {"mlp_output_dropout": 0.3}, "mlp_output_dropout is 0.3; a bert checkpoint has 0.1"),
         ("bert", {"num_kv_heads": 4}, "num_kv_heads is 4"),
         ("modernbert", {"type_vocab_size": 0}, "norm_pos is 'post'; a modernbert checkpoint has 'pre'"),
@@ -339,7 +338,7 @@ def test_a_folder_is_read_with_its_task(tmp_path, name, task):
 
 def test_a_missing_head_is_made_fresh_and_named(tmp_path):
     theirs = save(tmp_path, "bert", "masked-lm")
-    with pytest.warns(UserWarning, match=r"has no classifier, model.pooler: made fresh"):
+    with pytest.warns(UserWarning, match=r"has no classifier, model.pooler: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.model.embedding.token.weight, theirs.bert.embeddings.word_embeddings.weight)
     assert all(torch.isfinite(p).all() and not p.is_meta for p in ours.parameters())
@@ -349,7 +348,7 @@ def test_a_missing_head_is_made_fresh_and_named(tmp_path):
 def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path):
     reference("bert", "base").bfloat16().save_pretrained(tmp_path)
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
-        with pytest.warns(UserWarning, match="made fresh"):
+        with pytest.warns(UserWarning, match="newly initialized"):
             ours = from_huggingface(tmp_path, task="masked-lm", dtype=dtype)
         assert {parameter.dtype for parameter in ours.parameters()} == {expected}
         assert ours(torch.tensor([[1, 2]])).logits.dtype == expected
@@ -357,7 +356,7 @@ def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path)
 
 def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):
     theirs = save(tmp_path, "modernbert", "masked-lm")
-    with pytest.warns(UserWarning, match=r"has no classifier: made fresh"):
+    with pytest.warns(UserWarning, match=r"has no classifier: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
 
@@ -421,7 +420,7 @@ def damage(folder: Path, how: str) -> None:
     [
         ("truncated", r"model.safetensors is damaged"),
         ("pickle", r"pytorch_model.bin is a pickle"),
-        ("no json", r"config.json is no valid JSON"),
+        ("no json", r"config.json is not valid JSON"),
         ("other family", r"model_type is 'bart'; BertBlocks reads.*did you mean 'bert'"),
         ("unknown class", r"The architecture is 'BertLMHeadModel'"),
         ("index names a missing file", r"names model-1.safetensors, which is not there"),
@@ -438,7 +437,7 @@ def test_bad_folders_give_one_clear_error(tmp_path, how, message):
 
 
 def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder with a checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a checkpoint folder"):
         from_huggingface(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"task is 'masked-ml'; it must be one of base.*did you mean 'masked-lm'"):
         from_huggingface(reference("bert", "base"), task="masked-ml")

@@ -10,7 +10,7 @@ from transformers import AlbertConfig, DistilBertConfig, ElectraConfig
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
 from bertblocks.analysis import build, count_parameters
-from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.checkpoints.families import read_config
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import pad_ids, ragged_ids
 
@@ -79,7 +79,7 @@ def test_every_dropout_of_electra_and_albert_has_its_place():
         (ElectraConfig(is_decoder=True), "is_decoder is True in this electra config"),
         (ElectraConfig(add_cross_attention=True), "add_cross_attention is True in this electra config"),
         (ElectraConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
-        (AlbertConfig(inner_group_num=2), "inner_group_num is 2 in this albert config; BertBlocks can hold 1 only"),
+        (AlbertConfig(inner_group_num=2), "inner_group_num is 2 in this albert config; BertBlocks supports 1 only"),
         (AlbertConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
         (AlbertConfig(num_hidden_groups=13), "num_hidden_groups is 13; it must be at most num_hidden_layers = 12"),
     ],
@@ -120,10 +120,10 @@ def compare(ours, theirs, key: str, their_key: str) -> None:
 def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_path):
     theirs = transformers.ElectraForPreTraining(FAMILY_CASES["electra"].make_config()).eval()
     theirs.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"also has discriminator_predictions\..*, which are not read"):
+    with pytest.warns(UserWarning, match=r"also has discriminator_predictions\..*, which this model does not use"):
         ours = from_huggingface(tmp_path)
     compare(ours, theirs.electra, "last_hidden_state", "last_hidden_state")
-    with pytest.warns(UserWarning, match="has no classifier, classifier_head: made fresh"):
+    with pytest.warns(UserWarning, match="has no classifier, classifier_head: newly initialized"):
         from_huggingface(tmp_path, task="sequence-classification")
 
 
@@ -132,7 +132,7 @@ def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path):
     theirs.save_pretrained(tmp_path)
     compare(from_huggingface(tmp_path), theirs, "logits", "prediction_logits")
     # the pooler that was trained for sentence order starts a classifier
-    with pytest.warns(UserWarning, match="has no classifier: made fresh"):
+    with pytest.warns(UserWarning, match="has no classifier: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.model.pooler.dense.weight, theirs.albert.pooler.weight)
 

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
-from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.checkpoints.families import read_config
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import pad_ids, ragged_ids
 

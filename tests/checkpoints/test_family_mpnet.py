@@ -16,7 +16,7 @@ from bertblocks import (
     to_huggingface,
 )
 from bertblocks.analysis.parameters import count_parameters
-from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.checkpoints.families import read_config
 from bertblocks.nn.position import T5Position, relative_buckets
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import pad_ids, ragged_ids, tiny_config
@@ -197,7 +197,7 @@ def test_a_config_of_the_hub_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pad_token_id": 0}, "pad_token_id is 0 in this mpnet config; BertBlocks can hold 1 only"),
+        ({"pad_token_id": 0}, "pad_token_id is 0 in this mpnet config; BertBlocks supports 1 only"),
         ({"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64 in this mpnet config"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key' in this mpnet config"),
     ],

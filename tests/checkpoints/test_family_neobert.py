@@ -20,9 +20,10 @@ from bertblocks import (
     from_huggingface,
     to_huggingface,
 )
+from bertblocks.checkpoints.families import read_config
 from bertblocks.checkpoints.families.family import RUNTIME_KEYS
 from bertblocks.checkpoints.families.neobert import NEOBERT, read_yaml_config
-from bertblocks.checkpoints.huggingface import read_config, save_huggingface
+from bertblocks.checkpoints.save import save_huggingface
 from bertblocks.config.validation import own_keys
 from tests.helpers import pad_ids, ragged_ids
 
@@ -258,7 +259,7 @@ def test_a_sequence_classifier(tmp_path, name):
 
 
 def test_a_classifier_from_a_masked_lm_is_fresh():
-    with pytest.warns(UserWarning, match="has no classifier, classifier_head: made fresh"):
+    with pytest.warns(UserWarning, match="has no classifier, classifier_head: newly initialized"):
         model = from_huggingface(FOLDER / OFFICIAL, task="sequence-classification")
     assert torch.isfinite(model(torch.tensor([[5, 6]])).logits).all()
 
@@ -314,10 +315,13 @@ def test_a_config_survives_the_round_trip(values):
         ({"attn_backend": "sdap"}, r"attn_backend is 'sdap'.*did you mean 'sdpa'"),
         ({"kernel_backend": "triton"}, "kernel_backend is 'triton'"),
         ({"ngpt": True, "base_scale": 0.25}, r"base_scale is 0\.25; BertBlocks' nGPT has 0\.032"),
-        ({"rms_nrom": False}, r"'rms_nrom' is no key of a neobert config .*did you mean 'rms_norm'"),
-        ({"embedding_rms_norm": True}, "'embedding_rms_norm' is no key of a neobert config"),
-        ({"rope_theta": 500.0}, "'rope_theta' is no key of a neobert config"),
-        ({"max_position_embeddings": 80}, "max_length is 40 and 80: 'max_position_embeddings' names it too"),
+        ({"rms_nrom": False}, r"'rms_nrom' is not a key of a neobert config .*did you mean 'rms_norm'"),
+        ({"embedding_rms_norm": True}, "'embedding_rms_norm' is not a key of a neobert config"),
+        ({"rope_theta": 500.0}, "'rope_theta' is not a key of a neobert config"),
+        (
+            {"max_position_embeddings": 80},
+            "max_length is 40, and 'max_position_embeddings', its other name, is 80",
+        ),
         ({"hidden_size": "32"}, "hidden_size is '32'; it must be of type int"),
         ({"pad_token_id": 60}, "pad_token_id is 60; it must lie within the vocabulary"),
     ],
@@ -560,15 +564,15 @@ def test_numbers_that_yaml_takes_for_text(tmp_path):
         ("model:\n  hiden_size: 32\n", r"run.yaml: 'hiden_size' is no key .*did you mean 'hidden_size'"),
         ("model:\n  kernel_backnd: torch\n", r"'kernel_backnd' .*did you mean 'kernel_backend'"),
         ("model:\n  max_positions_embedding: 9\n", r"did you mean 'max_position_embeddings'"),
-        ("model:\n  on: true\n", r"True is no key of a neobert config"),
+        ("model:\n  on: true\n", r"True is not a key of a neobert config"),
         ("model:\n  hidden_size: 1e2\n", r"run.yaml: hidden_size is 100.0; it must be of type int"),
         ("model:\n  rope: sometimes\n", r"rope is 'sometimes'; it must be of type bool"),
         ("model:\n  hidden_size: 50\n", r"run.yaml: num_attention_heads is 12; it must divide"),
         ("modle:\n  hidden_size: 32\n", r"run.yaml has no section 'model' .*did you mean 'model'"),
         ("model: neobert\n", r"run.yaml has no section 'model' with the keys"),
         ("", r"has no section 'model'"),
-        ("model: [", r"run.yaml is no valid YAML"),
-        ("model: !!python/object/apply:os.getcwd []\n", r"run.yaml is no valid YAML"),
+        ("model: [", r"run.yaml is not valid YAML"),
+        ("model: !!python/object/apply:os.getcwd []\n", r"run.yaml is not valid YAML"),
     ],
 )
 def test_bad_yaml_gives_one_clear_error(tmp_path, text, message):

@@ -8,8 +8,7 @@ import transformers
 from safetensors.torch import save_file
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
-from bertblocks.checkpoints.families import FAMILIES
-from bertblocks.checkpoints.huggingface import read_config
+from bertblocks.checkpoints.families import FAMILIES, read_config
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import ragged_ids
 
@@ -207,7 +206,7 @@ def test_published_megatron_bert_with_its_next_sentence_head(tmp_path):
 
 def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):
     reference("roberta", "masked-lm").save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"has no classifier, classifier_head: made fresh"):
+    with pytest.warns(UserWarning, match=r"has no classifier, classifier_head: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert ours.model.pooler is None
     assert ours.classifier_head.dense.weight.std() > 0

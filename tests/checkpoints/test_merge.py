@@ -104,12 +104,12 @@ def change(folder, how: str) -> None:
     [
         ("shape", r"mlp.up.bias has shape \[24\] in .*a and \[5\] in .*b"),
         ("type", r"mlp.up.bias has type F32 in .*a and F16 in .*b"),
-        ("missing", r".*a has model.encoder.layers.0.mlp.up.bias, which .*b has not"),
-        ("infinite", r"mlp.up.bias holds numbers that are not finite"),
+        ("missing", r".*a has model.encoder.layers.0.mlp.up.bias, which .*b lacks"),
+        ("infinite", r"mlp.up.bias has values in one of the checkpoints that are not finite"),
         ("config", r"norm_eps is 1e-12 in .*a and 0.1 in .*b"),
-        ("tokenizer", r"b/tokenizer.json is not the tokenizer of .*a"),
-        ("truncated", r"b/model.safetensors cannot be read"),
-        ("absent", r"b holds no model.safetensors"),
+        ("tokenizer", r"b/tokenizer.json differs from the tokenizer of .*a"),
+        ("truncated", r"b/model.safetensors is damaged"),
+        ("absent", r"b has no model.safetensors"),
     ],
 )
 def test_what_has_no_mean_is_refused_by_name(folders, tmp_path, how, message):

@@ -220,7 +220,7 @@ def test_piped_output_is_neither_cut_nor_coloured(monkeypatch):
         ('{"num_attention_heads": 7}', "num_attention_heads is 7; it must divide hidden_size = 768"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "hidden_size"),
         ('{"model_type": "bert", "is_decoder": true}', "is_decoder is True"),
-        ('{"model_type": "modernbert", "layer_types": ["strange"]}', "is no valid modernbert config"),
+        ('{"model_type": "modernbert", "layer_types": ["strange"]}', "is not a valid modernbert config"),
     ],
 )
 @pytest.mark.parametrize("command", ["describe", "compare"])

@@ -211,7 +211,7 @@ def test_mistakes_are_one_sentence(folder, arguments, code, message):
 def test_a_model_without_a_tokenizer_or_without_a_folder(model, tmp_path):
     model.save_pretrained(tmp_path / "bare")
     assert "does not have a tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
-    assert "is no folder with a checkpoint" in run(str(tmp_path / "none"), expect=1).stderr
+    assert "is not a checkpoint folder" in run(str(tmp_path / "none"), expect=1).stderr
 
 
 def test_the_entropy_is_that_of_all_texts():

@@ -226,6 +226,6 @@ def test_bad_lines_are_named(folders, tmp_path, name, content, message):
 def test_wrong_models_and_long_texts(folders, tmp_path):
     error = run("classify", folders["embed"], "plain", expect=1).stderr
     assert "classify needs a model with a sequence-classification head; this model is a BertBlocksModel." in error
-    assert "is no folder with a checkpoint" in run("embed", tmp_path / "none", "plain", expect=1).stderr
+    assert "is not a checkpoint folder" in run("embed", tmp_path / "none", "plain", expect=1).stderr
     error = run("embed", folders["embed"], "plain", LONG, "--too-long", "error", expect=1).stderr
     assert "Text 1 has 90 tokens; this model reads 30 plus special tokens." in error

@@ -240,7 +240,7 @@ def test_files_go_from_side_to_side(tmp_path):
     (tmp_path / "half").mkdir()
     model.astype(jnp.bfloat16).save_pretrained(tmp_path / "half")
     assert load(tmp_path / "half")[0].dtype == torch.bfloat16
-    with pytest.warns(UserWarning, match="tagger: made fresh"):
+    with pytest.warns(UserWarning, match="tagger: newly initialized"):
         assert ours.load(tmp_path / "flax", task="token-classification")[0].task == "token-classification"
 
 

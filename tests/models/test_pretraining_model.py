@@ -109,7 +109,7 @@ def test_the_checkpoint_opens_for_both_tasks(tmp_path, options):
 def test_a_masked_lm_checkpoint_gets_a_fresh_order_head(tmp_path):
     model = BertBlocksForMaskedLM(tiny_config())
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="made fresh, to be trained"):
+    with pytest.warns(UserWarning, match="newly initialized, must be trained"):
         two_headed, _ = bertblocks.load(tmp_path, task="pretraining")
     assert torch.equal(two_headed.head.dense.weight, model.head.dense.weight)
     assert two_headed.order.weight.std() > 0

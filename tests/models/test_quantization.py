@@ -336,7 +336,7 @@ def test_invalid_requests_raise(tmp_path):
     with pytest.raises(QuantizationError, match="already quantized to int8"):
         model.quantize("int8")
     small = BertBlocksConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=60)
-    with pytest.raises(ConfigError, match="quantization is 'int8'; a bert checkpoint has None there"):
+    with pytest.raises(ConfigError, match="quantization is 'int8'; a bert checkpoint has None"):
         to_huggingface(BertBlocksModel(small).quantize("int8"), "bert")
     model.save_pretrained(tmp_path)
     with pytest.raises(OSError, match=r"int8 checkpoint has no 'classifier', and a fresh one could not be trained"):
@@ -437,13 +437,13 @@ def test_the_command_prints_results_and_errors(minilm, tmp_path):
     done = runner.invoke(app, ["quantize", minilm, str(tmp_path / "out"), "--texts", str(texts)])
     assert done.exit_code == 0, done.output
     assert "token cosine, mean" in done.stdout
-    assert "Against the source on 2 texts" in done.stdout
+    assert "Compared with the source on 2 texts" in done.stdout
     assert describe() in done.stdout
     for arguments, message in (
         ([minilm, str(tmp_path / "out")], "exists and is not empty"),
         ([minilm, str(tmp_path / "new"), "--min-cosine", "0.99999"], "min_cosine is 0.99999, but int8 gives"),
         ([str(tmp_path / "out"), str(tmp_path / "new")], "This model is already quantized to int8."),
-        ([str(tmp_path / "none"), str(tmp_path / "new")], "is no folder with a checkpoint"),
+        ([str(tmp_path / "none"), str(tmp_path / "new")], "is not a checkpoint folder"),
     ):
         refused = runner.invoke(app, ["quantize", *arguments])
         assert refused.exit_code == 1
@@ -451,7 +451,7 @@ def test_the_command_prints_results_and_errors(minilm, tmp_path):
         assert not (tmp_path / "new").exists()
     texts.write_bytes(b"\xff\xfe")
     refused = runner.invoke(app, ["quantize", minilm, str(tmp_path / "new"), "--texts", str(texts)])
-    assert "is no UTF-8 text" in refused.stderr
+    assert "is not UTF-8 text" in refused.stderr
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):

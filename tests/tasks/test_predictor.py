@@ -505,7 +505,7 @@ def test_a_missing_head_is_an_error(tmp_path, tokenizer):
         predictor.answer([("a", "b")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: .*made fresh"):
+        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: .*newly initialized"):
             Predictor(folder, task="sequence-classification")
 
 

@@ -1,1 +1,1 @@
-"""The only reader and writer of weights: families, conversion, quantization, growing and merging of checkpoints."""
+"""Reads and writes checkpoints: families, conversion, quantization, growing and merging. No other room does."""

@@ -1,4 +1,4 @@
-"""Conversion of checkpoint folders between families, proved on probe batches before anything is left behind."""
+"""Converts checkpoint folders between families, and proves on probe batches that the outputs stay the same."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bertblocks.checkpoints.families import FAMILIES, get_family
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, OnShare, find_checkpoint
-from bertblocks.checkpoints.huggingface import save_huggingface
-from bertblocks.checkpoints.load import load_model
+from bertblocks.checkpoints.load import OWN, load_trained
+from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
-from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer
 
-OWN = BertBlocksConfig.model_type
-#: The largest honest differences seen are a few 1e-6 of an output's size.
+#: Rounding alone changes an output by a few 1e-6 of its size.
 DEFAULT_TOLERANCE = 3e-5
-#: Files of a folder that hold its config or weights; all others are carried along as they are.
+#: Files at the top of a folder that hold its config or weights. The conversion writes them anew.
 REPLACED = (
     "config.json",
     "*.safetensors",
@@ -38,17 +36,17 @@ REPLACED = (
     "*.h5",
     "*.msgpack",
 )
-#: Files that would be code, which is never carried.
+#: Files that hold code or state of a tool; they are never copied.
 DROPPED = ("*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".git*")
 
 
 class ProofError(ValueError):
-    """A conversion whose result differs from its source; nothing was written."""
+    """The outputs of a conversion differ from those of its source; nothing was written."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an output of the result is from the source's, at most, over all probes."""
+    """The largest difference between an output of the source and of the result, over all probes."""
 
     output: str
     largest: float
@@ -61,14 +59,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion read, wrote and proved."""
+    """The outcome of a conversion."""
 
     source_family: str
     target_family: str
     task: str
     differences: list[Difference]
     carried: list[str]
-    #: Why no other family could hold the model, where that was tried.
+    #: Why no family of transformers can hold the model, if "native" was asked for.
     refusal: str
 
 
@@ -83,10 +81,10 @@ def convert(
 ) -> Conversion:
     """Writes the checkpoint `source` to the folder `target` as family `to`, if the result gives the same outputs.
 
-    `to` is "bertblocks", a family, or "native": the first family that can hold the architecture, bertblocks if none
-    can. Source and result are run side by side, each by its own library, on ragged batches with lengths around every
-    edge; a largest difference above `tolerance` times the size of the output is an error and leaves no `target`.
-    Tokenizer files, sentence-transformers modules and all else that is neither weights nor code is carried along.
+    `to` is "bertblocks", a family, or "native": the first family that can hold the architecture, and bertblocks if none
+    can. Each library runs its own format on ragged batches with lengths around every edge. If an output differs by more
+    than `tolerance` times its size, the conversion raises an error and `target` does not appear. Tokenizer files,
+    sentence-transformers modules and other files that are neither weights nor code are copied.
     """
     target = Path(target)
     if to not in (OWN, "native"):
@@ -95,18 +93,23 @@ def convert(
         raise ValueError(f"tolerance is {tolerance}; it must be a number greater than 0.")
     folder = find_source(source, target, allow_pickle)
     source_family = read_json(folder / "config.json").get("model_type", OWN)
-    model = load_model(folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share))
-    config = model.config
-    task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))
+    model, report = load_trained(
+        folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share)
+    )
+    report.warn(with_unread=True, stacklevel=2)
+    config, task = model.config, report.task
     with atomic_folder(target) as scratch:
         target_family, refusal = _write(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
-        carried = carry_files(folder, scratch, allow_pickle, keep_tokenizer=target_family != OWN)
-        # never more than two models in memory
+        carried = copy_files(folder, scratch, allow_pickle, keep_tokenizer=target_family != OWN)
+        # at most two models are in memory at a time
         reference = model if _is_ours(source_family) else _open_natively(folder, source_family, task)
         del model
-        result = load_model(scratch) if _is_ours(target_family) else _open_natively(scratch, target_family, task)
+        if _is_ours(target_family):
+            result: nn.Module = load_trained(scratch, task)[0]
+        else:
+            result = _open_natively(scratch, target_family, task)
         differences = compare(reference, result, config, tolerance, lambda share: on_progress("comparing", share))
         if wrong := [difference for difference in differences if not difference.agrees]:
             worst = max(wrong, key=lambda difference: difference.largest / difference.tolerance)
@@ -117,18 +120,18 @@ def convert(
 
 
 def find_source(source: str | Path, target: Path, allow_pickle: bool = False) -> Path:
-    """The folder of a source, once it is clear that `target` can be written beside it."""
+    """The folder of a source, after a check that `target` can be written."""
     require_new_folder(target)
     folder = find_checkpoint(source, allow_pickle)
     if target.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{target} lies inside {folder}; choose a folder beside it.")
+        raise ValueError(f"{target} is inside {folder}; choose a folder outside it.")
     return folder
 
 
 def _write(
     model: BertBlocksPreTrainedModel, folder: Path, to: str, max_shard_bytes: int, on_share: OnShare
 ) -> tuple[str, str]:
-    """The family that was written, and, where none could hold the model, why."""
+    """Writes the model and returns the family, and why no family can hold it if `to` is "native"."""
     refusal = ""
     if to != OWN:
         try:
@@ -137,20 +140,18 @@ def _write(
             if to != "native":
                 raise
             refusal = str(error)
-    try:
-        model.save_pretrained(folder, max_shard_size=max_shard_bytes)
-    except SafetensorError as error:
-        raise OSError(f"{folder} could not be written: {error}.") from error
+    save_model(model, folder, max_shard_bytes, on_share)
     return OWN, refusal
 
 
-def carry_files(source: Path, target: Path, allow_pickle: bool = False, keep_tokenizer: bool = True) -> list[str]:
-    """Copies what is neither weights nor config nor code: tokenizer, sentence-transformers modules, README.
+def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_tokenizer: bool = True) -> list[str]:
+    """Copies the files that are neither weights nor config nor code: tokenizer, sentence-transformers modules, README.
 
-    Unless `keep_tokenizer`, a tokenizer that only the family's name tells transformers how to read is written anew.
+    transformers picks the class of some tokenizers by the model's family. Unless `keep_tokenizer`, such a tokenizer is
+    saved again in a form that does not depend on the family.
     """
     dropped = DROPPED if allow_pickle else (*DROPPED, "*.bin")
-    carried = []
+    copied = []
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         is_weights = name.parent == Path(".") and any(path.match(pattern) for pattern in REPLACED)
@@ -158,33 +159,33 @@ def carry_files(source: Path, target: Path, allow_pickle: bool = False, keep_tok
         if path.is_file() and not is_weights and not is_code and not (target / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name)
-            carried.append(str(name))
+            copied.append(str(name))
         elif path.suffix == ".bin" and not is_weights:
-            warnings.warn(f"{name} is a pickle and was left behind.", stacklevel=3)
+            warnings.warn(f"{name} is a pickle and was not copied.", stacklevel=3)
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
         load_tokenizer(source).save_pretrained(target)
-    return carried
+    return copied
 
 
 # ---------------------------------------------------------------------- the proof
 
 
 def _is_ours(family: str) -> bool:
-    """True if no library but this one opens checkpoints of a family."""
+    """True if only BertBlocks opens checkpoints of a family."""
     return family == OWN or not FAMILIES[family].in_transformers
 
 
 def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
     model_class = getattr(transformers, FAMILIES[family].model_classes[task])
     has_safetensors = any(folder.glob("*.safetensors"))
-    # eager is given so that a config cannot name a kernel to download
+    # without an explicit choice, the config could name a kernel to download
     return model_class.from_pretrained(
         folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
     )
 
 
 def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
-    """Short ones, both sides of every window edge, and as long as positions allow, up to `longest`."""
+    """Short lengths, both sides of every window edge, and the longest that positions and `longest` allow."""
     half = config.local_attention_window_size // 2 if "local" in config.layer_types else 0
     room = max(longest, 3 * half + 2)
     if config.embd_pos_enc_kind == "learned":
@@ -196,13 +197,13 @@ def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
 
 
 def probes(config: BertBlocksConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ragged batches of two sequences of random ids, with their masks."""
+    """Ragged batches of two sequences of random ids, and their attention masks."""
     generator = torch.Generator().manual_seed(0)
     lengths = probe_lengths(config)
     for pair in zip(lengths, reversed(lengths), strict=True):
         mask = (torch.arange(max(pair)) < torch.tensor(pair)[:, None]).long()
         ids = torch.randint(0, config.vocab_size, mask.shape, generator=generator)
-        # padding inside a text would be read differently by models that find padding by its id
+        # some models find padding by its id, so no real token may have it
         is_padding = torch.eq(ids, -1 if config.pad_token_id is None else config.pad_token_id)
         ids = torch.where(is_padding, (ids + 1) % config.vocab_size, ids)
         yield ids.masked_fill(mask == 0, config.pad_token_id or 0), mask
@@ -218,7 +219,7 @@ def compare(
     tolerance: float,
     on_share: OnShare = lambda share: None,
 ) -> list[Difference]:
-    """The largest difference of every output that both models have, on real tokens, in fp32."""
+    """The largest difference of every output that both models return, on real tokens, in fp32."""
     reference, result = reference.float().eval(), result.float().eval()
     largest: dict[str, float] = {}
     sizes: dict[str, float] = {}
@@ -239,7 +240,7 @@ def compare(
 
 
 def _real_outputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor that a model returns, without what it has for padding."""
+    """Every tensor that a model returns, without the values at padding."""
     output: dict[str, Any] = model(**inputs)
     mask = inputs["attention_mask"]
     tensors = {name: value for name, value in output.items() if isinstance(value, Tensor)}

@@ -1,8 +1,8 @@
-"""Checkpoint files on disk or on the hub: JSON and safetensors; pickles only where they are asked for."""
+"""Storage of weights: safetensors in a folder or on the hub, and pickles only where the caller allows them."""
 
 from __future__ import annotations
 
-import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertblocks.core.storage import read_json
+from bertblocks.core.storage import read_json, write_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: Weights beyond this are written as several files.
-MAX_SHARD_BYTES = 5 * 10**9
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+#: Weights beyond this size are written as several files.
+MAX_SHARD_BYTES = 5 * 10**9
 
-
-#: Told the share of a step that is done.
+#: Called with the share of a step that is done.
 OnShare = Callable[[float], None]
 
 
@@ -34,66 +33,86 @@ def read_checkpoint(
 
 
 def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
-    """A folder as it is; a hub id downloaded."""
+    """The folder of a checkpoint. A hub id is downloaded."""
     folder = Path(source)
     if folder.is_dir():
         return folder
     text = str(source)
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise FileNotFoundError(f"{text} is no folder with a checkpoint.")
+        raise FileNotFoundError(f"{text} is not a checkpoint folder.")
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *(["*.bin"] if allow_pickle else [])]
     return Path(snapshot_download(text, allow_patterns=patterns))
 
 
-def read_tensors(folder: Path, allow_pickle: bool = False, on_share: OnShare = lambda share: None) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors file or files; of its pickles only where that is allowed."""
+def find_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold a folder's weights, all of which are in the folder itself and can be read."""
     if (folder / SINGLE).is_file():
-        files, index = [SINGLE], SINGLE
+        files = [SINGLE]
     elif (folder / INDEX).is_file():
-        files, index = _files_of(folder / INDEX), INDEX
+        files = _read_index(folder / INDEX)
     elif allow_pickle and (folder / PICKLE).is_file():
-        files, index = [PICKLE], PICKLE
+        files = [PICKLE]
     elif allow_pickle and (folder / PICKLE_INDEX).is_file():
-        files, index = _files_of(folder / PICKLE_INDEX), PICKLE_INDEX
+        files = _read_index(folder / PICKLE_INDEX)
     else:
         pickles = [path.name for path in folder.glob("*.bin")]
         hint = f"; {pickles[0]} is a pickle, which is not read unless pickles are allowed" if pickles else ""
-        raise FileNotFoundError(f"{folder} holds no {SINGLE}{hint}.")
+        raise FileNotFoundError(f"{folder} has no {SINGLE}{hint}.")
+    for name in files:
+        if not os.access(folder / name, os.R_OK):
+            raise PermissionError(f"{folder / name} cannot be read: permission denied.")
+    return [folder / name for name in files]
+
+
+def _read_index(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ValueError(f"{index} has no weight_map from tensor names to file names.")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise FileNotFoundError(f"{index} names {name}, which is not a file in that folder.")
+    return names
+
+
+def read_tensors(folder: Path, allow_pickle: bool = False, on_share: OnShare = lambda share: None) -> dict[str, Tensor]:
+    """All tensors of a folder's weights."""
+    files = find_weights(folder, allow_pickle)
+    total, done = sum(path.stat().st_size for path in files), 0
     tensors: dict[str, Tensor] = {}
-    for name in files:
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            raise FileNotFoundError(f"{folder / index} names {name}, which is not there.")
-    total, done = sum((folder / name).stat().st_size for name in files), 0
-    for name in files:
-        path = folder / name
-        for key, tensor in _read_pickle(path).items() if path.suffix == ".bin" else _read_safetensors(path):
-            tensors[key] = tensor
+    for path in files:
+        for name, tensor in _read_pickle(path).items() if path.suffix == ".bin" else _read_safetensors(path):
+            tensors[name] = tensor
             done += tensor.nbytes
             on_share(done / max(total, 1))
     return tensors
 
 
-def _files_of(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ValueError(f"{index} has no weight_map from tensors to files.")
-    return sorted(set(weight_map.values()))
+def read_names(folder: Path) -> set[str]:
+    """The names of all tensors in a folder's safetensors files."""
+    names: set[str] = set()
+    for path in find_weights(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names.update(file.keys())
+        except SafetensorError as error:
+            raise OSError(f"{path} is damaged: {error}.") from error
+    return names
 
 
 def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                yield key, file.get_tensor(key)
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise OSError(f"{path} is damaged: {error}.") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Tensors only: `weights_only` refuses anything that could run."""
+    """The tensors of a pickle; `weights_only` rejects anything that could run."""
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -106,13 +125,13 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def write_tensors(
     tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int, on_share: OnShare = lambda share: None
 ) -> None:
-    """One safetensors file, or several with an index where they would be larger than a shard may be."""
+    """Writes one safetensors file, or shards of at most `max_shard_bytes` and their index."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     written: set[int] = set()
     for name, tensor in tensors.items():
         if tensor.data_ptr() in written:
-            tensor = tensor.clone()  # safetensors takes no memory twice
+            tensor = tensor.clone()  # safetensors rejects tensors that share memory
         written.add(tensor.data_ptr())
         if shards[-1] and size + tensor.nbytes > max_shard_bytes:
             shards.append({})
@@ -129,12 +148,11 @@ def write_tensors(
         weight_map.update(dict.fromkeys(shard, file))
         on_share(number / len(shards))
     total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """One safetensors file; a write that the system refuses is an OSError that names it."""
+    """Writes one safetensors file. A failed write is an OSError that names the file."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:

@@ -1,8 +1,7 @@
-"""One call that opens any checkpoint."""
+"""Opens any checkpoint: a folder or hub id, in BertBlocks' own format or a family's."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,23 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import OnShare, find_checkpoint
 from bertblocks.checkpoints.huggingface import read_model
+from bertblocks.checkpoints.report import LoadReport
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
+OWN = BertBlocksConfig.model_type
+
 
 def load(
     path_or_id: str | Path, task: str | None = None, dtype: torch.dtype | None = None
 ) -> tuple[BertBlocksPreTrainedModel, PreTrainedTokenizerBase | None]:
-    """The model and tokenizer of a folder or hub id, of any family that BertBlocks reads or its own.
+    """The model and tokenizer of a folder or hub id, in BertBlocks' own format or that of any family it reads.
 
-    The model is in evaluation mode. `task` is by default that of the checkpoint; a head that the checkpoint has not is
-    made fresh, and named in a warning. The tokenizer is None where the folder has none.
+    The model is in evaluation mode. `task` defaults to the checkpoint's. If the checkpoint lacks the head of a task
+    that you ask for, the head is initialized, with a warning. The tokenizer is None if the folder has none.
 
     Example:
         >>> import tempfile
@@ -37,32 +39,49 @@ def load(
         ('BertBlocksForMaskedLM', None)
     """
     folder = find_checkpoint(path_or_id)
-    model = load_model(folder, task, dtype)
+    model, report = load_with_report(folder, task, dtype)
+    report.warn(with_unread=task is None, stacklevel=2)
     return model, load_tokenizer_if_any(folder)
 
 
-def load_model(
+def load_trained(
     folder: Path,
     task: str | None = None,
     dtype: torch.dtype | None = None,
     allow_pickle: bool = False,
     on_share: OnShare = lambda share: None,
-) -> BertBlocksPreTrainedModel:
-    """The model of a folder, without its tokenizer."""
+) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
+    """The model of a folder, for uses that do not train it: a head that the checkpoint lacks is an error."""
+    model, report = load_with_report(folder, task, dtype, allow_pickle, on_share)
+    if report.fresh:
+        raise ValueError(f"{folder} has no trained {report.task} head: it {report.describe_fresh()}.")
+    return model, report
+
+
+def load_with_report(
+    folder: Path,
+    task: str | None = None,
+    dtype: torch.dtype | None = None,
+    allow_pickle: bool = False,
+    on_share: OnShare = lambda share: None,
+) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
+    """The model of a folder, and how it was read."""
     values = read_json(folder / "config.json")
-    if values.get("model_type", BertBlocksConfig.model_type) != BertBlocksConfig.model_type:
+    if values.get("model_type", OWN) != OWN:
         return read_model(folder, task, dtype, allow_pickle, on_share)
-    is_whole = task is None
+    return _read_own(folder, values, task, dtype)
+
+
+def _read_own(
+    folder: Path, values: dict[str, Any], task: str | None, dtype: torch.dtype | None
+) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
     task = task or _task_of(values.get("architectures"), folder)
     if task not in TASK_MODELS:
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASK_MODELS)}{nearest(task, TASK_MODELS)}.")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model, info = TASK_MODELS[task].from_pretrained(folder, output_loading_info=True, **options)
-    if fresh := sorted({key.split(".")[0] for key in info["missing_keys"]}):
-        warnings.warn(f"{folder} has no {', '.join(fresh)}: made fresh, to be trained.", stacklevel=3)
-    if is_whole and (unread := sorted({key.split(".")[0] for key in info["unexpected_keys"]})):
-        warnings.warn(f"{folder} also has {', '.join(unread)}, which are not read.", stacklevel=3)
-    return model.eval()
+    fresh, unread = (sorted({key.split(".")[0] for key in info[f"{kind}_keys"]}) for kind in ("missing", "unexpected"))
+    return model.eval(), LoadReport(str(folder), OWN, task, task, tuple(fresh), tuple(unread))
 
 
 def _task_of(architectures: Any, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints of one model, as of the end of a training (Izmailov et al., 2018)."""
+"""Averages checkpoints of one model, such as the last ones of a training run (Izmailov et al., 2018)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertblocks.checkpoints.files import INDEX, MAX_SHARD_BYTES, SINGLE, write_tensors
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, write_tensors
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 
-#: Keys of a config.json that say nothing about the model.
+#: Keys of config.json that do not describe the model.
 UNCOMPARED = {"transformers_version", "_name_or_path", "name_or_path"}
-#: Files that make up a tokenizer's vocabulary and rules.
+#: Files with a tokenizer's vocabulary and rules.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
-#: What goes with the weights; a checkpoint of a training holds more, which is not true of a mean.
+#: Files to copy. Training checkpoints have more, which do not apply to a mean.
 CARRIED = (*TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-#: Settings of a call, which tokenizer.json holds beside the tokenizer.
+#: Keys of tokenizer.json that record settings of the last call.
 CALL_SETTINGS = ("truncation", "padding")
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What was averaged: each source with its share, and how much of it there was."""
+    """The outcome of a merge: the share of each source, and the size of the model."""
 
     shares: dict[str, float]
     tensors: int
@@ -46,9 +46,9 @@ def merge(
 ) -> Merged:
     """Writes the weighted mean of checkpoint folders to the folder `output`, with the first one's config and tokenizer.
 
-    Folders of any library will do, as long as config, tokenizer, and the names, shapes and types of all tensors agree.
-    Tensors are read one at a time, so memory holds one model however many there are. `output` must not exist or be
-    empty, and appears only when it is whole.
+    The folders may come from any library, if their configs, their tokenizers, and the names, shapes and types of all
+    tensors agree. Tensors are read one at a time, so memory holds a single model however many folders there are.
+    `output` must not exist or must be empty, and appears once it is complete.
     """
     folders = [Path(source) for source in sources]
     target = Path(output)
@@ -59,11 +59,11 @@ def merge(
         _compare_tokenizers(folders[0], folder)
     with ExitStack() as stack:
         files = [_TensorFiles(folder, stack) for folder in folders]
-        for one in files[1:]:
-            files[0].refuse_other(one)
+        for other in files[1:]:
+            files[0].check_same_tensors(other)
         tensors: dict[str, Tensor] = {}
         for number, name in enumerate(files[0].names, start=1):
-            tensors[name] = _mean([one.read(name) for one in files], shares, name)
+            tensors[name] = _mean([file.read(name) for file in files], shares, name)
             on_share(number / len(files[0].names))
     with atomic_folder(target) as scratch:
         write_tensors(tensors, scratch, max_shard_bytes)
@@ -75,9 +75,9 @@ def merge(
 
 
 def read_shares(folders: Sequence[Path], weights: Sequence[float] | None) -> list[float]:
-    """Weights that add up to 1; equal ones if none are given."""
+    """The share of each folder; shares add up to 1 and are equal if no weights are given."""
     if len(folders) < 2:
-        raise ValueError(f"{len(folders)} checkpoint is given; a mean needs at least two.")
+        raise ValueError(f"{len(folders)} checkpoint is given; averaging needs at least two.")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("A checkpoint is given twice; give it a larger weight instead.")
     weights = [1.0] * len(folders) if weights is None else list(weights)
@@ -93,47 +93,39 @@ def _mean(tensors: list[Tensor], shares: list[float], name: str) -> Tensor:
     if not first.is_floating_point():
         if all(torch.equal(first, other) for other in tensors[1:]):
             return first
-        raise ValueError(f"{name} holds {first.dtype} and differs; only floating point numbers have a mean.")
-    # in double, so that the mean of equal numbers is that number
+        raise ValueError(f"{name} holds {first.dtype} and differs; only floating-point numbers can be averaged.")
+    # in double precision, so the mean of equal numbers is exactly that number
     total = sum((tensor.double() * share for tensor, share in zip(tensors, shares, strict=True)), start=torch.zeros(()))
     if not torch.isfinite(total).all():
-        raise ValueError(f"{name} holds numbers that are not finite in one of the checkpoints.")
+        raise ValueError(f"{name} has values in one of the checkpoints that are not finite.")
     return total.to(first.dtype)
 
 
 class _TensorFiles:
-    """A checkpoint's tensors, read by name from its file or files."""
+    """The tensors of a checkpoint, read by name."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
-        self.places: dict[str, Any] = {}
-        for path in self._paths():
+        self.files: dict[str, Any] = {}
+        for path in find_weights(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise OSError(f"{path} cannot be read: {error}.") from error
-            self.places.update(dict.fromkeys(file.keys(), file))
-        self.names = sorted(self.places)
-
-    def _paths(self) -> list[Path]:
-        if (self.folder / SINGLE).is_file():
-            return [self.folder / SINGLE]
-        if (self.folder / INDEX).is_file():
-            names = set(read_json(self.folder / INDEX).get("weight_map", {}).values())
-            return [self.folder / Path(name).name for name in sorted(names)]
-        raise FileNotFoundError(f"{self.folder} holds no {SINGLE}.")
+                raise OSError(f"{path} is damaged: {error}.") from error
+            self.files.update(dict.fromkeys(file.keys(), file))
+        self.names = sorted(self.files)
 
     def read(self, name: str) -> Tensor:
-        return self.places[name].get_tensor(name)
+        return self.files[name].get_tensor(name)
 
-    def refuse_other(self, other: _TensorFiles) -> None:
-        """Raises by the first tensor that only one has, or that has another shape or type."""
+    def check_same_tensors(self, other: _TensorFiles) -> None:
+        """Raises an error that names the first tensor that only one has, or that differs in shape or type."""
         if alone := sorted(set(self.names) ^ set(other.names)):
-            owner, lacking = (self, other) if alone[0] in self.places else (other, self)
-            raise ValueError(f"{owner.folder} has {alone[0]}, which {lacking.folder} has not.")
+            owner, lacking = (self, other) if alone[0] in self.files else (other, self)
+            raise ValueError(f"{owner.folder} has {alone[0]}, which {lacking.folder} lacks.")
         for name in self.names:
-            mine, theirs = (one.places[name].get_slice(name) for one in (self, other))
-            for what, read in (("shape", lambda one: one.get_shape()), ("type", lambda one: one.get_dtype())):
+            mine, theirs = (checkpoint.files[name].get_slice(name) for checkpoint in (self, other))
+            for what, read in (("shape", lambda part: part.get_shape()), ("type", lambda part: part.get_dtype())):
                 if read(mine) != read(theirs):
                     raise ValueError(
                         f"{name} has {what} {read(mine)} in {self.folder} and {read(theirs)} in {other.folder}."
@@ -151,7 +143,9 @@ def _compare_tokenizers(first: Path, other: Path) -> None:
     for name in TOKENIZER_FILES:
         mine, theirs = (_read_tokenizer(folder / name) for folder in (first, other))
         if mine is not None and theirs is not None and mine != theirs:
-            raise ValueError(f"{other / name} is not the tokenizer of {first}: the same ids would be other texts.")
+            raise ValueError(
+                f"{other / name} differs from the tokenizer of {first}: the same ids would stand for different texts."
+            )
 
 
 def _read_tokenizer(path: Path) -> Any:

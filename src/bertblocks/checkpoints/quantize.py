@@ -1,4 +1,4 @@
-"""Checkpoint folders, quantized: read, checked on text, written and read back."""
+"""Quantizes checkpoint folders and measures the accuracy on text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.convert import carry_files, find_source
-from bertblocks.checkpoints.load import load_model
+from bertblocks.checkpoints.convert import copy_files, find_source
+from bertblocks.checkpoints.load import load_trained
+from bertblocks.checkpoints.save import save_model
 from bertblocks.core.storage import atomic_folder
-from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.models.quantization import MIN_COSINE, Accuracy, QuantizationError, describe, quantize
 from bertblocks.models.quantization_accuracy import collect_outputs
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
-#: What a model is tried on unless the caller has texts of their own: short and long, plain and odd.
+#: The default texts for measuring accuracy: short and long, plain and odd.
 SAMPLE_TEXTS = (
     "Yes.",
     "The parcel was left with a neighbour.",
@@ -45,20 +46,20 @@ SAMPLE_TEXTS = (
     "?!",
     "antidisestablishmentarianism",
 )
-#: Longer samples are cut.
+#: Longer samples are truncated.
 SAMPLE_TOKENS = 128
-#: In samples for a language model, every so many tokens one is hidden.
+#: Samples for a language model have one mask in so many tokens.
 MASK_EVERY = 7
 
 
 @dataclass(frozen=True)
 class QuantizedFolder:
-    """What was written, and how it compares with its source."""
+    """The result of quantizing a folder."""
 
     method: str
     task: str
     kernel: str
-    #: Texts that the accuracy was measured on; 0 for random ids, where there is no tokenizer.
+    #: The number of texts behind the accuracy; 0 if there is no tokenizer, which means random ids.
     texts: int
     accuracy: Accuracy
     source_bytes: int
@@ -74,36 +75,41 @@ def quantize_folder(
     min_cosine: float = MIN_COSINE,
     allow_pickle: bool = False,
 ) -> QuantizedFolder:
-    """Writes a checkpoint of any family to `target` as a quantized one of BertBlocks, if it is accurate on `texts`.
+    """Quantizes a checkpoint of any family and writes it to `target`, if it is accurate on `texts`.
 
-    The result is read back and must give exactly what the model in memory gives. Tokenizer and other files come along.
+    The result is read back, and must give exactly the outputs of the model in memory. The tokenizer and other files are
+    copied as `convert` copies them.
     """
     target = Path(target)
     if not texts:
         raise ValueError("There are no texts to measure the accuracy on; give at least one.")
     folder = find_source(source, target, allow_pickle)
-    model = load_model(folder, allow_pickle=allow_pickle).float()
+    model, report = load_trained(folder, allow_pickle=allow_pickle)
+    report.warn(with_unread=True, stacklevel=2)
+    model = model.float()
     source_bytes = sum(tensor.nbytes for tensor in model.parameters())
     tokenizer = load_tokenizer_if_any(folder)
     batch = None if tokenizer is None else sample_batch(model, tokenizer, texts)
     accuracy = quantize(model, method, batch, min_cosine)
     with atomic_folder(target) as scratch:
-        model.save_pretrained(scratch)
-        carried = carry_files(folder, scratch, allow_pickle, keep_tokenizer=False)
+        save_model(model, scratch)
+        carried = copy_files(folder, scratch, allow_pickle, keep_tokenizer=False)
         ids = torch.arange(min(8, model.config.vocab_size))[None]
         probe = batch or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if not torch.equal(collect_outputs(load_model(scratch), probe).hidden, collect_outputs(model, probe).hidden):
-            raise QuantizationError(f"What was written is not what was computed; {target} was not kept.")
+        again, _ = load_trained(scratch, report.task)
+        if not torch.equal(collect_outputs(again, probe).hidden, collect_outputs(model, probe).hidden):
+            raise QuantizationError(
+                f"The written model gives other outputs than the one in memory; {target} was not kept."
+            )
     target_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    task = next(name for name, kind in TASK_MODELS.items() if kind is type(model))
     count = len(texts) if tokenizer is not None else 0
-    return QuantizedFolder(method, task, describe(), count, accuracy, source_bytes, target_bytes, carried)
+    return QuantizedFolder(method, report.task, describe(), count, accuracy, source_bytes, target_bytes, carried)
 
 
 def sample_batch(
     model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Texts as a padded batch; for a language model with some tokens hidden."""
+    """Texts as a padded batch. For a language model, some tokens are masked."""
     config = model.config
     longest = SAMPLE_TOKENS
     if config.embd_pos_enc_kind == "learned":
@@ -113,8 +119,8 @@ def sample_batch(
     if config.type_vocab_size and "token_type_ids" in encoded:
         batch["token_type_ids"] = encoded["token_type_ids"]
     if isinstance(model, LanguageModel) and tokenizer.mask_token_id is not None:
-        places = torch.arange(batch["input_ids"].shape[1]) % MASK_EVERY == MASK_EVERY // 2
+        masked = torch.arange(batch["input_ids"].shape[1]) % MASK_EVERY == MASK_EVERY // 2
         batch["input_ids"] = batch["input_ids"].masked_fill(
-            places & batch["attention_mask"].bool(), tokenizer.mask_token_id
+            masked & batch["attention_mask"].bool(), tokenizer.mask_token_id
         )
     return batch

@@ -60,8 +60,8 @@ def _find_source(name_or_path: str) -> ConfigSource:
 
 
 def _read_source(name: str, file: Path) -> ConfigSource:
+    from bertblocks.checkpoints.families import read_config
     from bertblocks.checkpoints.families.neobert import read_yaml_config
-    from bertblocks.checkpoints.huggingface import read_config
     from bertblocks.core.storage import read_json
 
     if file.suffix in (".yaml", ".yml"):

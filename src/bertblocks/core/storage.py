@@ -61,9 +61,9 @@ def require_new_folder(target: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` once all of it is on disk. On an error nothing is left behind.
+    """A folder to fill, which becomes `target` once all of it is on disk. An error leaves nothing behind.
 
-    `target` must not exist or be empty, at the start and at the end.
+    `target` must not exist or must be empty, both at the start and at the end.
     """
     require_new_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,33 +82,33 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_entries(folder: Path) -> Iterator[Path]:
-    """A folder to fill, whose entries move into `folder` once all of them are on disk, replacing those of equal name.
+def atomic_entries(folder: Path, last: str = "") -> Iterator[Path]:
+    """A folder to fill, whose entries move into `folder` once all of them are on disk, the one named `last` at the end.
 
-    For folders that a run owns: a reader may see some new and some old entries for a moment.
+    Entries of the same name are replaced. A reader may see some new and some old entries for a moment.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".", suffix=PARTIAL, dir=folder))
     try:
         yield scratch
         flush_tree(scratch)
-        move_entries(scratch, folder)
+        move_entries(scratch, folder, last)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def move_entries(source: Path, target: Path, last: str = "") -> None:
-    """Moves all entries of one folder into another, the one named `last` after the others."""
+    """Moves all entries of a folder into another, the one named `last` after the others."""
     for entry in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
-        place = target / entry.name
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
-        os.replace(entry, place)
+        destination = target / entry.name
+        if destination.is_dir() and not destination.is_symlink():
+            shutil.rmtree(destination)
+        os.replace(entry, destination)
     flush_folder(target)
 
 
 def remove_partial(folder: Path) -> None:
-    """Deletes what processes that were killed while writing have left in a folder."""
+    """Deletes the temporary files that killed processes left in a folder."""
     for entry in folder.glob(f".*{PARTIAL}"):
         shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 

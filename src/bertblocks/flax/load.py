@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
-from bertblocks.checkpoints.load import load_model
+from bertblocks.checkpoints.load import load_with_report
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 from bertblocks.flax.models import FLAX_TASK_MODELS, FlaxBertBlocksPreTrainedModel
@@ -35,8 +35,9 @@ def load(
     if task is not None:
         _check_task(task)
     folder = find_checkpoint(path_or_id)
-    model = from_torch(load_model(folder, task), dtype)
-    return model, load_tokenizer_if_any(folder)
+    model, report = load_with_report(folder, task)
+    report.warn(with_unread=task is None, stacklevel=2)
+    return from_torch(model, dtype), load_tokenizer_if_any(folder)
 
 
 def from_torch(model: BertBlocksPreTrainedModel, dtype: Any = None) -> FlaxBertBlocksPreTrainedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
-from bertblocks.checkpoints.load import load
+from bertblocks.checkpoints.load import load_trained
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, read_settings
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
@@ -35,6 +34,7 @@ from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
 from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.lines import Lines
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 Texts = Iterable[str] | Path
 
@@ -252,11 +252,6 @@ def _load(
 ) -> tuple[BertBlocksPreTrainedModel, PreTrainedTokenizerBase | None, EmbeddingSettings]:
     """Loads the model, tokenizer and settings of a checkpoint; a head that the checkpoint lacks is an error."""
     folder = find_checkpoint(source)
-    with warnings.catch_warnings():
-        if task is not None:
-            warnings.filterwarnings("error", message=".*made fresh, to be trained", category=UserWarning)
-        try:
-            model, tokenizer = load(folder, task)
-        except UserWarning as warning:
-            raise ValueError(f"{source} has no trained {task} head: {warning}") from warning
-    return model, tokenizer, read_settings(folder)
+    model, report = load_trained(folder, task)
+    report.warn(with_unread=task is None, stacklevel=4)
+    return model, load_tokenizer_if_any(folder), read_settings(folder)

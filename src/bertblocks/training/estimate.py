@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
 from bertblocks.analysis.memory import LABELLED_SHARE
+from bertblocks.checkpoints.families import read_config
 from bertblocks.checkpoints.files import find_checkpoint
-from bertblocks.checkpoints.huggingface import read_config
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json

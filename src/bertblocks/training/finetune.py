@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
 from bertblocks.core.registry import nearest
 from bertblocks.core.settings import read_section
 from bertblocks.core.storage import write_json
@@ -35,7 +36,7 @@ from bertblocks.text.tables import DataError
 from bertblocks.training.amounts import Amount
 from bertblocks.training.checkpoints import MARKER
 from bertblocks.training.distributed import World, join
-from bertblocks.training.finetune_output import report_finetuning, write_embedder, write_model
+from bertblocks.training.finetune_output import report_finetuning, write_model
 from bertblocks.training.loop import ModelSelection, Trainer
 from bertblocks.training.progress import Progress
 from bertblocks.training.run_folder import RunFolder, RunFolderError, relative_files, replace_run
@@ -293,7 +294,8 @@ class _Run:
         merge = getattr(trained, "merge_and_unload", None)
         model: Any = merge() if merge is not None else trained
         if isinstance(self.task, EmbedTask):
-            write_embedder(self.folder, model, plan.tokenizer, self.task.pooling, plan.max_length)
+            settings = EmbeddingSettings(self.task.pooling, plan.max_length)
+            save_embedder(model, self.folder, plan.tokenizer, settings)
         else:
             write_model(self.folder, model, plan.tokenizer)
         title = f"Fine-tuning: {self.name}"

@@ -8,9 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.huggingface import save_huggingface
-from bertblocks.config.validation import ConfigError
-from bertblocks.core.storage import atomic_entries, write_json
+from bertblocks.checkpoints.save import save_model
+from bertblocks.core.storage import atomic_entries
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.reports.charts import heat_map
 from bertblocks.reports.page import ReportSection, settings_table, table, write_report
@@ -22,34 +21,8 @@ MAX_CONFUSED = 24
 
 def write_model(folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     with atomic_entries(folder) as scratch:
-        model.save_pretrained(scratch)
+        save_model(model, scratch)
         tokenizer.save_pretrained(scratch)
-
-
-def write_embedder(
-    folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase, pooling: str, max_length: int
-) -> None:
-    """A folder that sentence-transformers opens, without BertBlocks too if a family of transformers can hold it."""
-    with atomic_entries(folder) as scratch:
-        try:
-            save_huggingface(model, scratch)
-        except ConfigError:
-            model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        write_json(scratch / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-        (scratch / "1_Pooling").mkdir()
-        modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
-        values = {f"pooling_mode_{name}": kind == pooling for kind, name in modes.items()}
-        width = model.config.hidden_size
-        write_json(scratch / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **values})
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-        write_json(
-            scratch / "modules.json",
-            [
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-                for index, (path, kind) in enumerate(modules)
-            ],
-        )
 
 
 def report_finetuning(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
-from bertblocks.checkpoints.load import load
+from bertblocks.checkpoints.load import load_with_report
 from bertblocks.checkpoints.sentence_transformers import read_settings
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import Linear
 from bertblocks.tasks.base import FineTuneTask
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 #: Learning rates by the number of weights inside layers: small models learn faster. Published ones lie near these.
 LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
@@ -43,9 +43,8 @@ class Started:
 def start_model(source: str | Path, task: FineTuneTask) -> Started:
     """The model of a checkpoint with the task's head, which is fresh unless the checkpoint has the same labels."""
     folder = find_checkpoint(source)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(made fresh, to be trained|which are not read)")
-        loaded, tokenizer = load(folder, task.model_task, dtype=torch.float32)
+    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # a fresh head is what training needs
+    tokenizer = load_tokenizer_if_any(folder)
     if tokenizer is None:
         raise ValueError(f"{source}: there is no tokenizer beside the model.")
     if loaded.config.quantization is not None:

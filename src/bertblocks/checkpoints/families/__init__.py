@@ -19,6 +19,7 @@ from bertblocks.checkpoints.families.mpnet import MPNET
 from bertblocks.checkpoints.families.neobert import NEOBERT
 from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
 from bertblocks.checkpoints.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
+from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 
@@ -44,6 +45,16 @@ FAMILIES: dict[str, Family] = {
         ALBERT,
     )
 }
+
+
+def read_config(values: dict[str, Any] | PreTrainedConfig) -> BertBlocksConfig:
+    """The architecture of a transformers config, or of a config.json with BertBlocks' own keys or a family's."""
+    if isinstance(values, PreTrainedConfig):
+        return family_of_config(values).read_config(values)
+    name = values.get("model_type", BertBlocksConfig.model_type)
+    if name == BertBlocksConfig.model_type:
+        return BertBlocksConfig.from_dict(values)
+    return get_family(name).read_config(get_family(name).parse_config(values))
 
 
 def family_of_config(config: PreTrainedConfig) -> Family:

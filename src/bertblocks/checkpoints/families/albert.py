@@ -1,18 +1,18 @@
-"""ALBERT (Lan et al., 2020): BERT with narrow embeddings, and with layers that share their weights."""
+"""ALBERT (Lan et al., 2020): BERT with narrow embeddings and layers that share weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT
-from bertblocks.checkpoints.families.family import Family, refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import Family, check_absolute_positions, rule
 from bertblocks.config import BertBlocksConfig
 
 LAYER = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     return dict.fromkeys(("embedding_dropout", "attention_output_dropout"), theirs.hidden_dropout_prob)
 
 
@@ -39,13 +39,13 @@ ALBERT = Family(
         "num_hidden_groups": "num_hidden_groups",
         "classifier_dropout": "classifier_dropout_prob",
     },
-    # there is a projection between equal sizes too, and no dropout after the feed-forward network
+    # ALBERT projects embeddings even if the sizes are equal, and has no dropout after the feed-forward network
     fixed={"embedding_projection": True, "mlp_output_dropout": 0.0},
     required={"inner_group_num": 1},
     read_rest=read_rest,
     write_rest=write_rest,
     encoder_rules=(
-        *(one for one in BERT.encoder_rules if one.ours.startswith("embedding")),
+        *(entry for entry in BERT.encoder_rules if entry.ours.startswith("embedding")),
         rule("embedding.projection", "encoder.embedding_hidden_mapping_in"),
         rule(
             "encoder.layers.{i}.attention.qkv",
@@ -67,7 +67,7 @@ ALBERT = Family(
             rule("head.norm", "predictions.LayerNorm"),
             rule("decoder.weight", "predictions.decoder.weight"),
             rule("decoder.bias", "predictions.bias"),
-            # the one that counts when the decoder is not tied
+            # an untied decoder uses this bias
             rule("decoder.bias", "predictions.decoder.bias"),
         ),
         "sequence-classification": (rule("classifier", "classifier"),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertblocks.checkpoints.families.family import Family, refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import Family, check_absolute_positions, rule
 from bertblocks.config import BertBlocksConfig
 
 ATTENTION = "encoder.layer.{i}.attention"
@@ -13,7 +13,7 @@ MASKED_LM_RULES = (
     rule("head.norm", "cls.predictions.transform.LayerNorm"),
     rule("decoder.weight", "cls.predictions.decoder.weight"),
     rule("decoder.bias", "cls.predictions.bias"),
-    # the one that counts when the decoder is not tied
+    # an untied decoder uses this bias
     rule("decoder.bias", "cls.predictions.decoder.bias"),
 )
 
@@ -29,7 +29,7 @@ def read_rest(theirs: Any) -> dict[str, Any]:
 
 
 def read_bert(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     return read_rest(theirs)
 
 

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types and pooler, and with dropouts of its own."""
+"""DistilBERT (Sanh et al., 2019): BERT without token types or pooler, and with different dropouts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DISTILBERT = Family(
         "classifier_dropout": "seq_classif_dropout",
         "qa_dropout": "qa_dropout",
     },
-    # sinusoidal_pos_embds says how the position table started; the checkpoint holds it either way
+    # sinusoidal_pos_embds only affects initialization; the checkpoint holds the position table either way
     fixed={
         "type_vocab_size": 0,
         "norm_eps": 1e-12,

@@ -1,6 +1,6 @@
-"""ELECTRA (Clark et al., 2020): BERT with embeddings narrower than its layers, as generator or as discriminator.
+"""ELECTRA (Clark et al., 2020), generator or discriminator: BERT with embeddings narrower than its layers.
 
-A discriminator's own task, telling replaced tokens, has no model here: its checkpoint is read as an encoder.
+BertBlocks has no head for replaced token detection, so a discriminator is read as an encoder.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT, write_rest
 from bertblocks.checkpoints.families.bert import read_rest as read_bert_rest
-from bertblocks.checkpoints.families.family import Family, refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import Family, check_absolute_positions, rule
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     options = read_bert_rest(theirs)
     return {**options, "classifier_head_dropout": options["classifier_dropout"]}
 
@@ -31,13 +31,13 @@ ELECTRA = Family(
     aliases={"ElectraForPreTraining": "base"},
     prefix="electra",
     keys={**BERT.keys, "embedding_size": "embedding_size"},
-    # both heads have gelu whatever the layers have
+    # both heads use gelu, whatever the layers use
     fixed={"mlm_head_act": "gelu", "pooler": False, "classifier_head": "dense", "classifier_head_act": "gelu"},
     required=BERT.required,
     read_rest=read_rest,
     write_rest=write_rest,
     encoder_rules=(
-        *(one for one in BERT.encoder_rules if not one.ours.startswith("pooler")),
+        *(entry for entry in BERT.encoder_rules if not entry.ours.startswith("pooler")),
         rule("embedding.projection", "embeddings_project"),
     ),
     head_rules={

@@ -1,4 +1,4 @@
-"""ESM-2 and ESM-1b (Lin et al., 2022; Rives et al., 2021) as transformers stores them: encoders of proteins."""
+"""ESM-2 and ESM-1b (Lin et al., 2022; Rives et al., 2021), encoders of proteins, as transformers stores them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,15 @@ def read_rest(theirs: Any) -> dict[str, Any]:
 def read_positions(theirs: Any) -> dict[str, Any]:
     kind = theirs.position_embedding_type
     if kind == "rotary":
-        # transformers has no such key: its frequencies are in the weights, and here in the config too
+        # transformers keeps the frequencies in the weights and has no such key
         dtype = getattr(theirs, "rope_frequency_dtype", "float32")
         return {"embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope", "rope_frequency_dtype": dtype}
     if kind != "absolute":
         raise ConfigError(
-            f"position_embedding_type is {kind!r} in this esm config; BertBlocks can hold 'absolute' and 'rotary' only."
+            f"position_embedding_type is {kind!r} in this esm config; BertBlocks supports 'absolute' and 'rotary' only."
         )
     if theirs.pad_token_id is None:
-        raise ConfigError(
-            "pad_token_id is None in this esm config; its positions count from there, so there must be one."
-        )
+        raise ConfigError("pad_token_id is None in this esm config; positions count from it, so it must be set.")
     return {"position_offset": theirs.pad_token_id + 1}
 
 
@@ -61,12 +59,12 @@ def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
 
 
 def frequencies(config: BertBlocksConfig, dtype: str) -> Tensor:
-    """RoPE's frequencies, rounded to a precision and held in single precision."""
+    """The frequencies of RoPE, rounded to a precision and stored in single precision."""
     return RotaryPosition(config.head_dim, config.rope_theta, frequency_dtype=FREQUENCY_DTYPES[dtype]).frequencies()[0]
 
 
 def read_buffers(tensors: dict[str, Tensor], config: BertBlocksConfig) -> dict[str, Any]:
-    """The precision of the frequencies, which old checkpoints may hold in half; transformers keeps it, and so do we."""
+    """The precision of the frequencies. Old checkpoints may store half precision, which transformers keeps too."""
     if config.block_pos_enc_kind != "rope" or FREQUENCIES not in tensors:
         return {}
     stored = tensors[FREQUENCIES].float()
@@ -74,8 +72,8 @@ def read_buffers(tensors: dict[str, Tensor], config: BertBlocksConfig) -> dict[s
         if torch.equal(stored, frequencies(config, dtype)):
             return {"rope_frequency_dtype": dtype}
     raise ConfigError(
-        f"{FREQUENCIES} holds other frequencies than rope_theta = {config.rope_theta:g} gives; BertBlocks can hold "
-        "those only."
+        f"{FREQUENCIES} does not match rope_theta = {config.rope_theta:g}; BertBlocks computes the frequencies from "
+        "rope_theta."
     )
 
 
@@ -108,7 +106,7 @@ ESM = replace(
         "norm_pos": "pre",
         "hidden_act": "gelu",
         "type_vocab_size": 0,
-        # transformers makes this dropout and leaves it out
+        # transformers creates this dropout and never applies it
         "embedding_dropout": 0.0,
         "contact_head": True,
     },
@@ -143,9 +141,9 @@ ESM = replace(
             rule("decoder.bias", "lm_head.bias"),
         ),
     },
-    # rotary checkpoints may hold a table of positions that goes unused
+    # rotary checkpoints may have an unused position table
     ignored=(*ROBERTA.ignored, r"^embeddings\.position_embeddings\.weight$", rf"^{FREQUENCIES}$"),
-    # every layer had its frequencies once, all the same; transformers still saves them once for layer "*"
+    # old checkpoints repeat the frequencies in every layer; transformers saves them once, as layer "*"
     renamed={
         **ROBERTA.renamed,
         r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.": "rotary_embeddings.",

@@ -1,4 +1,4 @@
-"""EuroBERT (Boizard et al., 2025) and UltraBERT, which gives its layers windows and thetas of their own."""
+"""EuroBERT (Boizard et al., 2025), and UltraBERT, whose layers differ in windows and thetas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bertblocks.checkpoints.families.rope import read_layers, read_rope, write_l
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 
-#: Their classifier_pooling -> our classifier_pooling and classifier_head_before_pooling. "late" averages the scores of
-#: tokens, which is to score the average of what the dense layer makes of them.
+#: Their classifier_pooling, and our classifier_pooling and classifier_head_before_pooling. "late" averages the scores
+#: of tokens, which equals the score of the average after the dense layer.
 POOLINGS = {"bos": ("cls", False), "mean": ("mean", False), "late": ("mean", True)}
 
 KEYS: dict[str, str | None] = {
@@ -122,7 +122,7 @@ EUROBERT = Family(
 
 
 def read_ultrabert(theirs: Any) -> dict[str, Any]:
-    # their window is the reach on either side
+    # their window counts tokens on one side
     return {**read_biases(theirs), **read_layers(theirs), "local_attention_window_size": 2 * theirs.sliding_window}
 
 

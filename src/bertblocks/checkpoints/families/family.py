@@ -1,4 +1,4 @@
-"""A checkpoint family as data: a config map and key rules, each read in both directions."""
+"""A checkpoint family as data: a config map and key rules, each of which works in both directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError, own_keys
 
-#: Keys that every family of transformers has under the same name.
+#: Keys that have the same name in BertBlocks and in every family of transformers.
 COMMON_KEYS = {
     key: key
     for key in (
@@ -33,10 +33,10 @@ COMMON_KEYS = {
         "tie_word_embeddings",
     )
 }
-#: What a task head's labels are called; carried over unread.
+#: Keys of a task head's labels, which are copied unchanged.
 LABEL_KEYS = ("id2label", "label2id", "problem_type")
 
-#: Keys that say how a model runs or trains, not what it computes: no family needs to hold them.
+#: Keys that affect how a model runs or trains, not what it computes. A family need not represent them.
 RUNTIME_KEYS = {
     "family",
     "attention_backend",
@@ -50,38 +50,38 @@ RUNTIME_KEYS = {
     "mask_token_id",
     "cls_token_id",
     "sep_token_id",
-    # what it says is in layer_types
+    # layer_types holds the same information
     "global_attention_every_n_layers",
-    # a matter of the base class alone, which takes it as an option
+    # an option of the base class
     "pooler",
 }
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of our modules or parameters, and the one of theirs, or the several of theirs whose rows it stacks.
+    """Maps one of our modules or parameters to one of theirs, or to several of theirs whose rows ours concatenates.
 
-    `{i}` stands for the layer. A module's rule holds for all of its parameters.
+    `{i}` stands for the number of the layer. The rule of a module covers all of its parameters.
     """
 
     ours: str
     theirs: tuple[str, ...]
-    #: How many rows come from each of several of theirs; equal shares if not given.
+    #: The number of rows in each of theirs; equal shares by default.
     sizes: Callable[[BertBlocksConfig], list[int]] | None = None
-    #: For each of our rows, the number of theirs.
-    rows: Callable[[BertBlocksConfig], Tensor] | None = None
-    #: In a family of several layouts: the configs that this rule writes for. What is there is read under any of them.
+    #: For each of our rows, the index of theirs.
+    row_order: Callable[[BertBlocksConfig], Tensor] | None = None
+    #: The configs whose checkpoints are written by this rule, if a family has several layouts. Reading tries all rules.
     when: Callable[[BertBlocksConfig], bool] | None = None
 
     def read(self, tensors: list[Tensor], config: BertBlocksConfig) -> Tensor:
         tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-        order = None if self.rows is None else self.rows(config)
-        # a tensor of another size stays as it is, for the loader to name
+        order = None if self.row_order is None else self.row_order(config)
+        # the loader reports a tensor of the wrong size
         return tensor if order is None or len(order) != len(tensor) else tensor[order]
 
     def write(self, tensor: Tensor, config: BertBlocksConfig) -> list[Tensor]:
-        if self.rows is not None:
-            tensor = tensor[self.rows(config).argsort()]
+        if self.row_order is not None:
+            tensor = tensor[self.row_order(config).argsort()]
         parts = tensor.split(self.sizes(config)) if self.sizes is not None else tensor.chunk(len(self.theirs))
         return [part.contiguous() for part in parts]
 
@@ -97,54 +97,54 @@ def rule(
     ours: str,
     *theirs: str,
     sizes: Callable[[BertBlocksConfig], list[int]] | None = None,
-    rows: Callable[[BertBlocksConfig], Tensor] | None = None,
+    row_order: Callable[[BertBlocksConfig], Tensor] | None = None,
     when: Callable[[BertBlocksConfig], bool] | None = None,
 ) -> Rule:
-    return Rule(ours, theirs, sizes, rows, when)
+    return Rule(ours, theirs, sizes, row_order, when)
 
 
 def qkv_sizes(config: BertBlocksConfig) -> list[int]:
-    """Rows of queries, keys and values in our fused projection."""
+    """The numbers of rows of queries, keys and values in our fused projection."""
     queries, keys = config.num_attention_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [queries, keys, keys]
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of checkpoints maps to BertBlocks and back."""
+    """A checkpoint family: how its configs and tensors map to BertBlocks and back."""
 
-    #: `model_type` in its config.json.
+    #: The `model_type` in config.json.
     name: str
-    #: Its name in transformers, or a class of ours for a family that transformers does not have.
+    #: The name of its config class in transformers, or a class of ours if transformers has none.
     config_class: str | type[PreTrainedConfig]
-    #: The class for each task, in transformers or in the family's own code.
+    #: The model class of each task, in transformers or in the family's own code.
     model_classes: dict[str, str]
-    #: What task models call their encoder.
+    #: The name of the encoder in task models.
     prefix: str
-    #: Our key -> theirs, beside or in place of the common ones; None: theirs has no such key.
+    #: Our keys and theirs, in addition to COMMON_KEYS or in place of them; None if they have no such key.
     keys: dict[str, str | None]
-    #: Our keys with the one value that this family has.
+    #: Our keys that have the same value in every model of this family.
     fixed: dict[str, Any]
-    #: Their keys with the only value that can be represented.
+    #: Their keys and the only value of each that BertBlocks can represent.
     required: dict[str, Any]
     encoder_rules: tuple[Rule, ...]
-    #: Rules of each task's head.
+    #: The rules for each task's head.
     head_rules: dict[str, tuple[Rule, ...]]
-    #: Our keys from their config, and theirs from ours, where a rename is not enough.
+    #: Our keys from their config, and their keys from ours, where renaming is not enough.
     read_rest: Callable[[Any], dict[str, Any]]
     write_rest: Callable[[BertBlocksConfig], dict[str, Any]]
-    #: Their config values made ready to be parsed, with the tensors of the checkpoint if there is one.
+    #: Prepares their config values for parsing; the tensors are None if there is no checkpoint.
     prepare: Callable[[dict[str, Any], dict[str, Tensor] | None], dict[str, Any]] | None = None
-    #: Our keys from their tensors (under plain names) that no weight of ours is made of, and those tensors from ours.
+    #: Our keys from those of their tensors that hold settings instead of weights, and those tensors from our config.
     read_buffers: Callable[[dict[str, Tensor], BertBlocksConfig], dict[str, Any]] | None = None
     write_buffers: Callable[[BertBlocksConfig, torch.dtype], dict[str, Tensor]] | None = None
-    #: Names of other classes whose checkpoints hold a task's weights and more.
+    #: Other classes whose checkpoints contain a task's weights.
     aliases: dict[str, str] = field(default_factory=dict)
-    #: The option of its base class that leaves out the pooler.
+    #: The option of their base class that turns the pooler on or off.
     pooler_option: str | None = None
-    #: Tensors that hold nothing to read, as regular expressions.
+    #: Regular expressions for tensors that are not needed.
     ignored: tuple[str, ...] = ()
-    #: Old names of tensors: regular expression -> replacement.
+    #: Regular expressions for old tensor names, and their replacements.
     renamed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -155,12 +155,12 @@ class Family:
 
     def read_config(self, theirs: PreTrainedConfig) -> BertBlocksConfig:
         if isinstance(self.config_class, type) and not isinstance(theirs, self.config_class):
-            # the class of a model's own code
+            # the config class of remote code
             theirs = self.parse_config(theirs.to_dict())
         for key, value in self.required.items():
             if getattr(theirs, key, value) != value:
                 raise ConfigError(
-                    f"{key} is {getattr(theirs, key)!r} in this {self.name} config; BertBlocks can hold {value!r} only."
+                    f"{key} is {getattr(theirs, key)!r} in this {self.name} config; BertBlocks supports {value!r} only."
                 )
         options = {ours: getattr(theirs, name) for ours, name in self._all_keys().items()}
         labels = {key: getattr(theirs, key) for key in LABEL_KEYS}
@@ -170,18 +170,18 @@ class Family:
         options = {name: getattr(ours, key) for key, name in self._all_keys().items()}
         labels = {key: getattr(ours, key) for key in LABEL_KEYS}
         theirs = self.parse_config({**options, **self.required, **self.write_rest(ours), **labels})
-        # what does not come back cannot be held
+        # the family cannot represent a value that a round trip changes
         again = self.read_config(theirs)
         for key in own_keys(BertBlocksConfig):
             if key not in RUNTIME_KEYS and getattr(again, key) != getattr(ours, key):
                 raise ConfigError(
-                    f"{key} is {getattr(ours, key)!r}; a {self.name} checkpoint has {getattr(again, key)!r} there "
-                    "and cannot hold it."
+                    f"{key} is {getattr(ours, key)!r}; a {self.name} checkpoint has {getattr(again, key)!r} "
+                    "and cannot represent other values."
                 )
         return theirs
 
     def parse_config(self, values: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> PreTrainedConfig:
-        """transformers' config object, whose defaults and old spellings are transformers' own."""
+        """The config object of transformers, which fills in defaults and understands old spellings."""
         if self.prepare is not None:
             values = self.prepare(values, tensors)
         try:
@@ -189,10 +189,10 @@ class Family:
                 return self.config_class.from_dict(values)
             return getattr(transformers, self.config_class).from_dict(values)
         except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"This is no valid {self.name} config: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"This is not a valid {self.name} config: {' '.join(str(error).split())}") from error
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
-        """An empty model of transformers."""
+        """A transformers model whose weights are still to be set."""
         if not self.in_transformers:
             raise ConfigError(f"transformers has no {self.name} models; save_huggingface writes a checkpoint folder.")
         model_class = getattr(transformers, self.model_classes[task])
@@ -204,7 +204,7 @@ class Family:
         return {ours: name for ours, name in {**COMMON_KEYS, **self.keys}.items() if name is not None}
 
     def support(self) -> dict[str, Any]:
-        """What can be read and written, for people and programs to look up."""
+        """The tasks that can be read and written, for `bertblocks families`."""
         return {"tasks": list(self.model_classes), "opens_in_transformers": self.in_transformers}
 
     def task_of(self, architecture: str) -> str | None:
@@ -214,50 +214,50 @@ class Family:
     # ------------------------------------------------------------------ weights
 
     def rules(self, config: BertBlocksConfig, task: str) -> Iterator[tuple[Rule, bool]]:
-        """The rules of a task, one by one for every layer, and whether each is of the encoder."""
-        for one in self.encoder_rules:
-            layers = range(config.num_hidden_layers) if "{i}" in one.ours else range(1)
+        """The rules of a task, repeated for every layer, and whether each belongs to the encoder."""
+        for encoder_rule in self.encoder_rules:
+            layers = range(config.num_hidden_layers) if "{i}" in encoder_rule.ours else range(1)
             for i in layers:
-                yield one.for_layer(i), True
-        for one in self.head_rules[task]:
-            yield one, False
+                yield encoder_rule.for_layer(i), True
+        for head_rule in self.head_rules[task]:
+            yield head_rule, False
 
     def read_weights(
         self, theirs: dict[str, Tensor], expected: list[str], config: BertBlocksConfig, task: str
     ) -> tuple[dict[str, Tensor], dict[str, str], set[str]]:
-        """Our tensors under the names `expected`; those that theirs has no source for, with its name; theirs unused."""
+        """Our tensors among `expected`, the missing ones and their source's name, and the unused tensors of theirs."""
         theirs = {self._plain_name(name): tensor for name, tensor in theirs.items()}
         ours: dict[str, Tensor] = {}
         missing = dict.fromkeys(expected, "a rule")
         used: set[str] = set()
         prefix = "" if task == "base" else "model."
-        for one, in_encoder in self.rules(config, task):
-            stem = prefix + one.ours if in_encoder else one.ours
+        for rule, in_encoder in self.rules(config, task):
+            stem = prefix + rule.ours if in_encoder else rule.ours
             for name in expected:
                 if name != stem and not name.startswith(stem + "."):
                     continue
-                sources = [source + name[len(stem) :] for source in one.theirs]
+                sources = [source + name[len(stem) :] for source in rule.theirs]
                 if lacking := [source for source in sources if source not in theirs]:
-                    if one.is_for(config):
+                    if rule.is_for(config):
                         missing[name] = lacking[0]
                 else:
-                    _refuse_unlike({source: theirs[source] for source in sources})
-                    ours[name] = one.read([theirs[source] for source in sources], config)
+                    _check_stackable({source: theirs[source] for source in sources})
+                    ours[name] = rule.read([theirs[source] for source in sources], config)
                     used.update(sources)
         return ours, {name: source for name, source in missing.items() if name not in ours}, set(theirs) - used
 
     def write_weights(self, ours: dict[str, Tensor], config: BertBlocksConfig, task: str) -> dict[str, Tensor]:
-        """Their tensors from all of ours."""
+        """Converts all of our tensors to theirs."""
         theirs: dict[str, Tensor] = {}
         used: set[str] = set()
-        for one, in_encoder in self.rules(config, task):
+        for rule, in_encoder in self.rules(config, task):
             nested = in_encoder and task != "base"
-            stem = f"model.{one.ours}" if nested else one.ours
+            stem = f"model.{rule.ours}" if nested else rule.ours
             for name, tensor in ours.items():
-                if not one.is_for(config) or (name != stem and not name.startswith(stem + ".")):
+                if not rule.is_for(config) or (name != stem and not name.startswith(stem + ".")):
                     continue
-                targets = [f"{self.prefix}.{target}" if nested else target for target in one.theirs]
-                for target, part in zip(targets, one.write(tensor, config), strict=True):
+                targets = [f"{self.prefix}.{target}" if nested else target for target in rule.theirs]
+                for target, part in zip(targets, rule.write(tensor, config), strict=True):
                     theirs[target + name[len(stem) :]] = part
                 used.add(name)
         if left := sorted(set(ours) - used):
@@ -265,33 +265,33 @@ class Family:
         return theirs
 
     def read_options(self, theirs: dict[str, Tensor], config: BertBlocksConfig) -> dict[str, Any]:
-        """Our keys that are to be read off their tensors."""
+        """The keys of ours that their tensors determine."""
         if self.read_buffers is None:
             return {}
         return self.read_buffers({self._plain_name(name): tensor for name, tensor in theirs.items()}, config)
 
     def extra_tensors(self, config: BertBlocksConfig, dtype: torch.dtype, task: str) -> dict[str, Tensor]:
-        """Their tensors that follow from our config."""
+        """The tensors of theirs that follow from our config."""
         tensors = {} if self.write_buffers is None else self.write_buffers(config, dtype)
-        return tensors if task == "base" else {f"{self.prefix}.{name}": one for name, one in tensors.items()}
+        return tensors if task == "base" else {f"{self.prefix}.{name}": tensor for name, tensor in tensors.items()}
 
     def _plain_name(self, name: str) -> str:
-        """Their name without the encoder's prefix, in its newest spelling."""
+        """A tensor name of theirs in its newest spelling, without the prefix of the encoder."""
         for old, new in self.renamed.items():
             name = re.sub(old, new, name)
         return name.removeprefix(self.prefix + ".")
 
-    def refuse_unused(self, names: set[str], label: str) -> None:
-        """Tensors of theirs that went nowhere are an error, unless another task's head accounts for them."""
-        heads = [stem for rules in self.head_rules.values() for one in rules for stem in one.theirs]
+    def check_unused(self, names: set[str], label: str) -> None:
+        """Raises an error for a tensor of theirs that is neither used, nor part of another task's head, nor ignored."""
+        heads = [stem for rules in self.head_rules.values() for rule in rules for stem in rule.theirs]
         for name in sorted(names):
             is_head = any(name == stem or name.startswith(stem + ".") for stem in heads)
             if not is_head and not any(re.search(pattern, name) for pattern in self.ignored):
                 raise ValueError(f"{label}: {name!r} has no place in a {self.name} model with this config.")
 
 
-def _refuse_unlike(parts: dict[str, Tensor]) -> None:
-    """Tensors that are to be stacked must agree in all but their rows."""
+def _check_stackable(parts: dict[str, Tensor]) -> None:
+    """Raises an error unless tensors to be concatenated have equal shapes except for their rows."""
     shapes = [tensor.shape[1:] for tensor in parts.values()]
     for (name, tensor), shape in zip(parts.items(), shapes, strict=True):
         if shapes.count(shape) <= len(shapes) // 2:
@@ -299,11 +299,11 @@ def _refuse_unlike(parts: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} has shape {list(tensor.shape)} and {others} {list(parts[others].shape)}.")
 
 
-def refuse_relative_positions(theirs: Any) -> None:
-    """Configs of transformers 4 could ask for relative positions; its successor reads over that key."""
+def check_absolute_positions(theirs: Any) -> None:
+    """Raises an error for relative positions, which transformers 4 had and transformers 5 silently ignores."""
     kind = getattr(theirs, "position_embedding_type", "absolute")
     if kind != "absolute":
         raise ConfigError(
-            f"position_embedding_type is {kind!r} in this {theirs.model_type} config; BertBlocks can hold "
+            f"position_embedding_type is {kind!r} in this {theirs.model_type} config; BertBlocks supports "
             "'absolute' only."
         )

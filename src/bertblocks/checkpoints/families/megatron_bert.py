@@ -1,20 +1,20 @@
-"""Megatron-BERT (Shoeybi et al., 2019): BERT with norms before the sublayers and none on the embeddings."""
+"""Megatron-BERT (Shoeybi et al., 2019): BERT with norms before the sublayers and none after the embeddings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT
-from bertblocks.checkpoints.families.family import Family, refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import Family, check_absolute_positions, rule
 from bertblocks.config import BertBlocksConfig
 
-#: What all of hidden_dropout_prob stands for.
+#: The dropouts that hidden_dropout_prob sets.
 DROPOUTS = ("embedding_dropout", "attention_output_dropout", "mlp_output_dropout", "classifier_dropout")
 BERT_NORMS = ("embedding.norm", "post_norm")
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     return dict.fromkeys(DROPOUTS, theirs.hidden_dropout_prob)
 
 
@@ -41,7 +41,7 @@ MEGATRON_BERT = Family(
     read_rest=read_rest,
     write_rest=write_rest,
     encoder_rules=(
-        *(one for one in BERT.encoder_rules if not one.ours.endswith(BERT_NORMS)),
+        *(entry for entry in BERT.encoder_rules if not entry.ours.endswith(BERT_NORMS)),
         rule("encoder.layers.{i}.attention_residual.pre_norm", "encoder.layer.{i}.attention.ln"),
         rule("encoder.layers.{i}.mlp_residual.pre_norm", "encoder.layer.{i}.ln"),
         rule("encoder.final_norm", "encoder.ln"),

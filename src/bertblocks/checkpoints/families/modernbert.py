@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al., 2024), and Ettin and mmBERT, which are configs of it."""
+"""ModernBERT (Warner et al., 2024), which also covers Ettin and mmBERT."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from bertblocks.checkpoints.families.family import Family, rule
 from bertblocks.checkpoints.families.rope import read_layers, write_layers
 
-#: transformers keeps the masked-LM head for classifiers.
+#: transformers uses the masked-LM head in classifiers too.
 CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
 
 

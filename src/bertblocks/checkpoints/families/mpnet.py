@@ -1,21 +1,21 @@
-"""MPNet (Song et al., 2020) as transformers stores it: RoBERTa without token types, with T5's biases in attention."""
+"""MPNet (Song et al., 2020) as transformers stores it: RoBERTa without token types and with T5's attention biases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from bertblocks.checkpoints.families.family import refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import check_absolute_positions, rule
 from bertblocks.checkpoints.families.roberta import ROBERTA
 from bertblocks.config import BertBlocksConfig
 
 LAYER = "encoder.layer.{i}"
-#: What its embeddings take for padding, and count positions from, whatever the config says.
+#: The padding id that positions count from, whatever the config says.
 PADDING = 1
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     places = (
         "embedding_dropout",
         "attention_output_dropout",
@@ -48,7 +48,7 @@ MPNET = replace(
         "block_pos_enc_kind": "t5",
         "relative_attention_num_buckets": 32,
     },
-    # transformers' model has 32 buckets whatever the size of its table
+    # the model in transformers always uses 32 buckets
     required={"pad_token_id": PADDING, "relative_attention_num_buckets": 32},
     read_rest=read_rest,
     write_rest=write_rest,

@@ -1,7 +1,7 @@
 """NeoBERT (Le Breton et al., 2025) as on the hub, and its fork with learned positions, LayerNorm, GELU and nGPT.
 
-transformers has no class for it, so the config class is ours. Where a config.json says nothing of `rope`, `rms_norm`,
-`hidden_act` and `ngpt`, it is the official one: RoPE, RMSNorm, SwiGLU, an untied decoder with a bias.
+transformers has no class for it, so the config class is ours. A config.json without the keys `rope`, `rms_norm`,
+`hidden_act` and `ngpt` describes the official model: RoPE, RMSNorm, SwiGLU, and an untied decoder with a bias.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ LAYER = "transformer_encoder.{i}"
 
 
 class NeoBERTConfig(PreTrainedConfig):
-    """The keys of NeoBERT's config.json that say what a model computes; defaults are those of the official class."""
+    """The keys of NeoBERT's config.json that affect what a model computes, with the defaults of the official class."""
 
     model_type: ClassVar[str] = "neobert"
 
@@ -35,43 +35,43 @@ class NeoBERTConfig(PreTrainedConfig):
     hidden_size: int = 768
     num_hidden_layers: int = 28
     num_attention_heads: int = 12
-    #: Of the feed-forward network before SwiGLU takes two thirds of it.
+    #: The width of the feed-forward network; SwiGLU uses two thirds of it.
     intermediate_size: int = 3072
     max_length: int = 1024
     norm_eps: float = 1e-6
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    #: On attention weights and on both branches.
+    #: The dropout on attention weights and on both residual branches.
     dropout: float = 0.0
-    #: Before and after the dense layer of a classifier.
+    #: The dropout before and after the dense layer of a classifier.
     classifier_dropout: float = 0.1
-    #: The bound of a uniform distribution in NeoBERT, a standard deviation here: of interest to fresh weights only.
+    #: The bound of a uniform distribution in NeoBERT, and a standard deviation here; it affects new weights only.
     decoder_init_range: float = 0.02
     tie_word_embeddings: bool = False
-    #: Our own key: in NeoBERT's classes the code decides it.
+    #: A key of ours: NeoBERT's classes fix this in their code.
     decoder_bias: bool = True
     # the fork's keys
     rope: bool | None = None
     rms_norm: bool | None = None
     hidden_act: str | None = None
     ngpt: bool | None = None
-    #: Start value of nGPT's scales.
+    #: The initial value of nGPT's scales.
     base_scale: float = NGPT_BASE_SCALE
     attn_backend: str | None = None
     kernel_backend: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the fork's keys where they are not set: its class would take null for false."""
+        """Omits the fork's keys that are not set, because its class reads null as false."""
         return {key: value for key, value in super().to_dict().items() if value is not None or key not in OPTIONAL_KEYS}
 
 
-#: The keys that only the fork's files have.
+#: Keys that only the fork's files have.
 FORK_KEYS = ("rope", "rms_norm", "hidden_act", "ngpt")
 OPTIONAL_KEYS = (*FORK_KEYS, "attn_backend", "kernel_backend")
-#: Other spellings of keys, read and never written.
+#: Other spellings of keys, which are read but not written.
 KEY_ALIASES = {"max_position_embeddings": "max_length", "dropout_prob": "dropout"}
-#: Keys that follow from others, or matter to NeoBERT's own code or to its first initialisation only.
+#: Keys that follow from others, or that affect only NeoBERT's own code or its initialization.
 UNREAD_KEYS = {
     "classifier_init_range",
     "dim_head",
@@ -91,9 +91,9 @@ ATTENTION_BACKENDS = {"sdpa": "sdpa", "flash_attn_varlen": "flash"}
 
 
 def prepare(values: dict[str, Any], tensors: dict[str, Tensor] | None) -> dict[str, Any]:
-    """The values of a config.json under one spelling, with what only the checkpoint's tensors tell.
+    """The values of a config.json in one spelling, completed by what the checkpoint's tensors show.
 
-    Two matrices that differ are not tied, whatever `tie_word_embeddings` says: files of the fork that claim it exist.
+    Two matrices that differ are not tied, whatever `tie_word_embeddings` says: some of the fork's files get it wrong.
     """
     values = _canonical(values)
     is_fork = any(values.get(key) is not None for key in FORK_KEYS)
@@ -115,25 +115,25 @@ def prepare(values: dict[str, Any], tensors: dict[str, Tensor] | None) -> dict[s
 
 
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
-    """Under one spelling, without what is not read; unknown keys and values of another type are refused."""
+    """The values that are read, in one spelling. Unknown keys and wrong types are errors."""
     fields, kinds = {item.name for item in dataclasses.fields(NeoBERTConfig)}, own_keys(NeoBERTConfig)
     canonical: dict[str, Any] = {}
     for key, value in values.items():
         name = KEY_ALIASES.get(key, key)
         if canonical.get(name, value) != value:
-            raise ConfigError(f"{name} is {canonical[name]!r} and {value!r}: {key!r} names it too; keep one.")
+            raise ConfigError(f"{name} is {canonical[name]!r}, and {key!r}, its other name, is {value!r}; keep one.")
         is_known = name in fields or name in HOUSEKEEPING or str(name).startswith("_")
         if is_known:
             check_type(name, value, kinds.get(name, Any))
             canonical[name] = value
         elif name not in UNREAD_KEYS:
             hint = nearest(key, {*fields, *KEY_ALIASES, *UNREAD_KEYS})
-            raise ConfigError(f"{key!r} is no key of a neobert config (its value here is {value!r}){hint}.")
+            raise ConfigError(f"{key!r} is not a key of a neobert config (its value is {value!r}){hint}.")
     return canonical
 
 
 def _architecture(tensors: dict[str, Tensor], is_tied: bool) -> str:
-    """The class of a checkpoint that does not name it: only a task model's encoder has a prefix."""
+    """The class of a checkpoint that does not name one. Only task models put a prefix before the encoder."""
     if "classifier.weight" in tensors:
         return "NeoBERTForSequenceClassification"
     has_prefix = any(name.startswith(PREFIX + ".") for name in tensors)
@@ -141,7 +141,7 @@ def _architecture(tensors: dict[str, Tensor], is_tied: bool) -> str:
 
 
 def swiglu_width(intermediate_size: int) -> int:
-    """Two thirds, so that three matrices cost what two did, rounded up to a multiple of 8."""
+    """Two thirds, rounded up to a multiple of 8, so that three matrices cost as much as two of full width."""
     return 8 * math.ceil(int(2 * intermediate_size / 3) / 8)
 
 
@@ -149,7 +149,7 @@ def read_rest(theirs: NeoBERTConfig) -> dict[str, Any]:
     has_rope, has_rms, is_ngpt = theirs.rope is not False, theirs.rms_norm is not False, bool(theirs.ngpt)
     is_swiglu = is_ngpt or _read_choice(theirs, "hidden_act", ("swiglu", "gelu")) == "swiglu"
     if is_ngpt and not math.isclose(theirs.base_scale, NGPT_BASE_SCALE):
-        raise ConfigError(f"base_scale is {theirs.base_scale!r}; BertBlocks' nGPT has {NGPT_BASE_SCALE!r} only.")
+        raise ConfigError(f"base_scale is {theirs.base_scale!r}; nGPT in BertBlocks supports {NGPT_BASE_SCALE!r} only.")
     inner = theirs.intermediate_size
     options = {
         "intermediate_size": swiglu_width(inner) if is_swiglu and not is_ngpt else inner,
@@ -162,7 +162,7 @@ def read_rest(theirs: NeoBERTConfig) -> dict[str, Any]:
         "block_pos_enc_kind": "rope" if has_rope else "none",
         "rope_interleaved": has_rope,
         "embd_pos_enc_kind": "none" if has_rope else "learned",
-        # row 0 of the table belongs to padding
+        # row 0 of the table is for padding
         "position_offset": 0 if has_rope else 1,
         "max_position_embeddings": theirs.max_length if has_rope else theirs.max_length + 1,
         "attention_dropout": theirs.dropout,
@@ -178,7 +178,7 @@ def read_rest(theirs: NeoBERTConfig) -> dict[str, Any]:
 
 
 def _read_choice(theirs: NeoBERTConfig, key: str, choices: Any) -> str:
-    """One of `choices`, in any case; the first where the config does not say."""
+    """One of `choices`, whatever its case; the first if the config does not set it."""
     value = getattr(theirs, key)
     name = next(iter(choices)) if value is None else value.lower()
     if name not in choices:
@@ -205,7 +205,7 @@ def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
 
 
 def is_official(config: BertBlocksConfig) -> bool:
-    """Whether the official class can run it; everything else goes in the fork's layout."""
+    """True if the official class can run the model. All others are written in the fork's layout."""
     has_head = config.decoder_bias and not config.tie_word_embeddings
     is_plain = config.norm_fn == "rms" and config.block_pos_enc_kind == "rope" and not config.attention_dropout
     return has_head and is_plain and is_swiglu(config)
@@ -218,14 +218,14 @@ def is_swiglu(config: BertBlocksConfig) -> bool:
 # ---------------------------------------------------------------------- weights
 
 
-def qkv_rows(config: BertBlocksConfig) -> Tensor:
-    """Q|K|V from rows [Q_h, K_h, V_h] of one head after the other."""
+def qkv_row_order(config: BertBlocksConfig) -> Tensor:
+    """The order that turns rows [Q_h, K_h, V_h] per head into Q|K|V."""
     rows = torch.arange(3 * config.hidden_size).view(config.num_attention_heads, 3, -1)
     return rows.transpose(0, 1).flatten()
 
 
 def gate_first(config: BertBlocksConfig) -> Tensor:
-    """nGPT's gate is its second half."""
+    """The row order of nGPT, where the gate is the second half."""
     return torch.arange(2 * config.intermediate_size).roll(config.intermediate_size)
 
 
@@ -267,12 +267,12 @@ NEOBERT = Family(
         rule("embedding.token", "encoder"),
         rule("embedding.position.table", "positional_embedding"),
         rule("encoder.layers.{i}.attention_residual.pre_norm", f"{LAYER}.attention_norm"),
-        rule("encoder.layers.{i}.attention.qkv", f"{LAYER}.qkv", rows=qkv_rows),
+        rule("encoder.layers.{i}.attention.qkv", f"{LAYER}.qkv", row_order=qkv_row_order),
         rule("encoder.layers.{i}.attention.sqk", f"{LAYER}.sqk"),
         rule("encoder.layers.{i}.attention.out", f"{LAYER}.wo"),
         rule("encoder.layers.{i}.attention_alpha", f"{LAYER}.attn_alpha"),
         rule("encoder.layers.{i}.mlp_residual.pre_norm", f"{LAYER}.ffn_norm"),
-        # the official layout, the fork's, its GELU and its nGPT
+        # the official layout, then the fork's SwiGLU, GELU and nGPT
         rule("encoder.layers.{i}.mlp.up", f"{LAYER}.ffn.w12", when=is_official),
         rule(
             "encoder.layers.{i}.mlp.up",
@@ -283,8 +283,8 @@ NEOBERT = Family(
         rule("encoder.layers.{i}.mlp.down", f"{LAYER}.ffn.w3", when=is_swiglu),
         rule("encoder.layers.{i}.mlp.up", f"{LAYER}.ffn.0", when=lambda config: config.mlp_type == "mlp"),
         rule("encoder.layers.{i}.mlp.down", f"{LAYER}.ffn.2", when=lambda config: config.mlp_type == "mlp"),
-        rule("encoder.layers.{i}.mlp.up", f"{LAYER}.c_fc", rows=gate_first, when=lambda config: config.ngpt),
-        rule("encoder.layers.{i}.mlp.suv", f"{LAYER}.suv", rows=gate_first),
+        rule("encoder.layers.{i}.mlp.up", f"{LAYER}.c_fc", row_order=gate_first, when=lambda config: config.ngpt),
+        rule("encoder.layers.{i}.mlp.suv", f"{LAYER}.suv", row_order=gate_first),
         rule("encoder.layers.{i}.mlp.down", f"{LAYER}.mlp_c_proj", when=lambda config: config.ngpt),
         rule("encoder.layers.{i}.mlp_alpha", f"{LAYER}.mlp_alpha"),
         rule("encoder.final_norm", "layer_norm"),
@@ -294,13 +294,13 @@ NEOBERT = Family(
         "masked-lm": (rule("decoder", "decoder"),),
         "sequence-classification": (rule("classifier_head.dense", "dense"), rule("classifier", "classifier")),
     },
-    # what older nGPT files hold and nothing computes with
+    # unused tensors of older nGPT files
     ignored=(r"^freqs_cis$", r"^sz$", r"^layer_norm\.(weight|bias)$"),
 )
 
 # ---------------------------------------------------------------------- the fork's training files
 
-#: What the fork's training takes where its YAML file says nothing.
+#: The defaults of the fork's training for keys that its YAML file omits.
 YAML_DEFAULTS = {
     "num_hidden_layers": 12,
     "max_length": 512,
@@ -309,7 +309,7 @@ YAML_DEFAULTS = {
     "rms_norm": True,
     "hidden_act": "swiglu",
 }
-#: A number that YAML 1.1 takes for text, such as 1e-6.
+#: A number that YAML 1.1 reads as text, such as 1e-6.
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -318,7 +318,7 @@ def read_yaml_config(path: str | Path) -> BertBlocksConfig:
     try:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     sections = document if isinstance(document, dict) else {}
     if not isinstance(sections.get("model"), dict):
         hint = next((nearest(name, ["model"]) for name in sections if nearest(name, ["model"])), "")

@@ -29,12 +29,12 @@ FIXED = {
 
 
 def never(config: BertBlocksConfig) -> bool:
-    """For rules that read what files stack and transformers' models hold apart."""
+    """For rules that only read: published files fuse tensors that transformers keeps separate."""
     return False
 
 
 def gate_first(config: BertBlocksConfig) -> Tensor:
-    """The rows of GTE's files, whose gate is the second half of the up projection."""
+    """Row order of GTE's files, where the gate is the second half of the up projection."""
     rows = torch.arange(2 * config.intermediate_size)
     return rows.roll(config.intermediate_size)
 
@@ -59,7 +59,7 @@ ENCODER_RULES = (
 )
 IGNORED = (r"position_ids$", r"inv_freq$", r"^pooler\.")
 
-#: Keys of Nomic's own configs, which transformers reads over, and ours.
+#: Keys of Nomic's own configs, which transformers ignores, and ours.
 NOMIC_KEYS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -70,7 +70,7 @@ NOMIC_KEYS = {
     "attn_pdrop": "attention_dropout",
     "rotary_emb_base": "rope_theta",
 }
-#: Others of theirs, with what this architecture has.
+#: Other keys of Nomic's own configs, and the only values that BertBlocks supports.
 NOMIC_VALUES = {
     "activation_function": "swiglu",
     "causal": False,
@@ -94,12 +94,12 @@ NOMIC_VALUES = {
 GTE_VALUES = {"layer_norm_type": "layer_norm", "logn_attention_scale": False, "position_embedding_type": "rope"}
 
 
-def refuse_others(theirs: Any, values: dict[str, Any]) -> None:
-    """Refuses keys with another value than the one that can be held; a key may be left out."""
+def check_values(theirs: Any, values: dict[str, Any]) -> None:
+    """Raises an error for a key with an unsupported value; keys may be absent."""
     for key, value in values.items():
         if getattr(theirs, key, value) != value:
             raise ConfigError(
-                f"{key} is {getattr(theirs, key)!r} in this {theirs.model_type} config; BertBlocks can hold "
+                f"{key} is {getattr(theirs, key)!r} in this {theirs.model_type} config; BertBlocks supports "
                 f"{value!r} only."
             )
 
@@ -117,16 +117,16 @@ def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
 
 
 def read_nomic(theirs: Any) -> dict[str, Any]:
-    refuse_others(theirs, NOMIC_VALUES)
+    check_values(theirs, NOMIC_VALUES)
     published = {ours: getattr(theirs, key, None) for key, ours in NOMIC_KEYS.items()}
     options = {ours: value for ours, value in published.items() if value is not None}
-    # sizes of their own imply a head's
+    # Nomic's own size keys imply head_dim
     head_dim = None if {"hidden_size", "num_attention_heads"} & set(options) else theirs.head_dim
     return {**read_rest(theirs), "head_dim": head_dim, "tie_word_embeddings": theirs.tie_word_embeddings, **options}
 
 
 def write_nomic(ours: BertBlocksConfig) -> dict[str, Any]:
-    # true by default, and then not in their files
+    # the default is true, and their files omit it
     tie = {} if ours.tie_word_embeddings else {"tie_word_embeddings": False}
     return {**write_rest(ours), "head_dim": ours.head_dim, **tie}
 
@@ -156,7 +156,7 @@ NOMIC_BERT = Family(
             rule("head.norm", "cls.predictions.transform.layer_norm"),
             rule("decoder.weight", "cls.predictions.decoder.weight"),
             rule("decoder.bias", "cls.predictions.bias"),
-            # the one that counts when the decoder is not tied
+            # an untied decoder uses this bias
             rule("decoder.bias", "cls.predictions.decoder.bias"),
         ),
         "sequence-classification": (rule("classifier", "classifier"),),
@@ -181,9 +181,9 @@ NOMIC_BERT = Family(
 
 
 def read_gte(theirs: Any) -> dict[str, Any]:
-    refuse_others(theirs, GTE_VALUES)
+    check_values(theirs, GTE_VALUES)
     options = read_rest(theirs)
-    # not among transformers' keys, and yet it reads it
+    # transformers reads this key without declaring it
     head_dim = getattr(theirs, "head_dim", None)
     return {**options, "mlp_dropout": theirs.hidden_dropout_prob, "head_dim": head_dim}
 
@@ -205,7 +205,7 @@ GTE = Family(
     prefix="gte",
     pooler_option="add_pooling_layer",
     keys=KEYS,
-    # the masked-LM head's activation is gelu whatever the layers have
+    # the masked-LM head uses gelu, whatever the layers use
     fixed={**FIXED, "mlm_head_act": "gelu"},
     required={},
     read_rest=read_gte,
@@ -213,7 +213,7 @@ GTE = Family(
     encoder_rules=(
         *ENCODER_RULES,
         rule(f"{ATTENTION}.qkv", "layers.{i}.attention.qkv_proj", when=never),
-        rule(f"{MLP}.up", "layers.{i}.mlp.up_gate_proj", rows=gate_first, when=never),
+        rule(f"{MLP}.up", "layers.{i}.mlp.up_gate_proj", row_order=gate_first, when=never),
     ),
     head_rules={
         "base": (),

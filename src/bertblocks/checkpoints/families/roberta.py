@@ -1,6 +1,6 @@
-"""RoBERTa (Liu et al., 2019), its siblings XLM-RoBERTa and CamemBERT, and its form with norms first.
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa, CamemBERT, and RoBERTa with norms before the sublayers.
 
-All of them are BERT with positions that count from the padding id, and with heads of their own.
+All of them are BERT with positions that count from the padding id, and with different heads.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT, write_rest
 from bertblocks.checkpoints.families.bert import read_rest as read_bert_rest
-from bertblocks.checkpoints.families.family import Family, Rule, refuse_relative_positions, rule
+from bertblocks.checkpoints.families.family import Family, Rule, check_absolute_positions, rule
 from bertblocks.config.validation import ConfigError
 
 LAYER = "encoder.layer.{i}"
 
-#: The places of norms before attention, before the feed-forward network, and after the last layer.
+#: Norms before attention, before the feed-forward network, and after the last layer.
 PRE_NORM_RULES = (
     rule("encoder.layers.{i}.attention_residual.pre_norm", f"{LAYER}.attention.LayerNorm"),
     rule("encoder.layers.{i}.mlp_residual.pre_norm", f"{LAYER}.intermediate.LayerNorm"),
@@ -23,11 +23,10 @@ PRE_NORM_RULES = (
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    refuse_relative_positions(theirs)
+    check_absolute_positions(theirs)
     if theirs.pad_token_id is None:
         raise ConfigError(
-            f"pad_token_id is None in this {theirs.model_type} config; its positions count from there, so there must "
-            "be one."
+            f"pad_token_id is None in this {theirs.model_type} config; positions count from it, so it must be set."
         )
     options = read_bert_rest(theirs)
     return {
@@ -40,7 +39,7 @@ def read_rest(theirs: Any) -> dict[str, Any]:
 def make_family(
     name: str, class_stem: str, prefix: str, encoder_rules: tuple[Rule, ...], fixed: dict[str, Any]
 ) -> Family:
-    """RoBERTa under another name, or with other norms."""
+    """A family with RoBERTa's architecture, possibly with different norms."""
     return Family(
         name=name,
         config_class=f"{class_stem}Config",
@@ -54,7 +53,7 @@ def make_family(
         prefix=prefix,
         pooler_option="add_pooling_layer",
         keys=BERT.keys,
-        # the masked-LM head's activation is gelu whatever the layers have
+        # the masked-LM head uses gelu, whatever the layers use
         fixed={"mlm_head_act": "gelu", "classifier_head": "dense", **fixed},
         required=BERT.required,
         read_rest=read_rest,
@@ -67,7 +66,7 @@ def make_family(
                 rule("head.norm", "lm_head.layer_norm"),
                 rule("decoder.weight", "lm_head.decoder.weight"),
                 rule("decoder.bias", "lm_head.bias"),
-                # the one that counts when the decoder is not tied
+                # an untied decoder uses this bias
                 rule("decoder.bias", "lm_head.decoder.bias"),
             ),
             "sequence-classification": (
@@ -89,6 +88,6 @@ ROBERTA_PRELAYERNORM = make_family(
     "roberta-prelayernorm",
     "RobertaPreLayerNorm",
     "roberta_prelayernorm",
-    (*(one for one in BERT.encoder_rules if not one.ours.endswith("post_norm")), *PRE_NORM_RULES),
+    (*(entry for entry in BERT.encoder_rules if not entry.ours.endswith("post_norm")), *PRE_NORM_RULES),
     {"norm_pos": "pre"},
 )

@@ -1,4 +1,4 @@
-"""RoPE's parameters as transformers' configs hold them."""
+"""The parameters of RoPE in configs of transformers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bertblocks.config.validation import ConfigError
 def read_rope(parameters: Any) -> tuple[float, dict[str, Any] | None]:
     """The theta and the scaling of one entry of `rope_parameters`."""
     if not isinstance(parameters, dict) or "rope_theta" not in parameters:
-        raise ConfigError(f"rope_parameters holds {parameters!r}; every kind of layer must have its rope_theta there.")
+        raise ConfigError(f"rope_parameters holds {parameters!r}; it must give a rope_theta for every kind of layer.")
     share = parameters.get("partial_rotary_factor", 1.0)
     if share != 1.0:
-        raise ConfigError(f"rope_parameters has partial_rotary_factor {share}; this family turns whole heads.")
+        raise ConfigError(f"rope_parameters has partial_rotary_factor {share}; this family rotates whole heads.")
     if parameters.get("rope_type", "default") == "default":
         return parameters["rope_theta"], None
-    # "type" is the old name of rope_type, which transformers has filled in
-    apart = ("rope_theta", "partial_rotary_factor", "type")
-    return parameters["rope_theta"], {key: value for key, value in parameters.items() if key not in apart}
+    # transformers has copied "type", the old name, to rope_type
+    excluded = ("rope_theta", "partial_rotary_factor", "type")
+    return parameters["rope_theta"], {key: value for key, value in parameters.items() if key not in excluded}
 
 
 def write_rope(theta: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def write_rope(theta: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_layers(theirs: Any) -> dict[str, Any]:
-    """Our keys for `layer_types` and `rope_parameters` by kind of layer, as ModernBERT and UltraBERT have them."""
+    """Our keys from `layer_types` and from `rope_parameters` by kind of layer, as in ModernBERT and UltraBERT."""
     layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in theirs.layer_types]
     theta, scaling = _read_kind(theirs, "full_attention", "sliding_attention")
     local_theta, local_scaling = _read_kind(theirs, "sliding_attention", "full_attention")
@@ -43,7 +43,7 @@ def read_layers(theirs: Any) -> dict[str, Any]:
 
 
 def _read_kind(theirs: Any, kind: str, other: str) -> tuple[float, dict[str, Any] | None]:
-    """RoPE of one kind of layers; a kind that no layer has may be left out."""
+    """RoPE of one kind of layer. The config may omit a kind that no layer has."""
     is_named = kind in theirs.layer_types or kind in theirs.rope_parameters
     return read_rope(theirs.rope_parameters.get(kind if is_named else other))
 
