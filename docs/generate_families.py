@@ -1,6 +1,6 @@
-"""Writes docs/families.md: the table from the registry of checkpoint families, and the text below.
+"""Writes docs/families.md from the registry of checkpoint families and the text below.
 
-Run it after adding a family or a task of one: `python docs/generate_families.py`.
+Run `python docs/generate_families.py` after you add a family or a task to one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_families.py. Change the text there, not this page. -->
 
-A family is the checkpoints of one `model_type`. Each is read into the same BertBlocks models and written back from
-them. *In, out* means that the family has a class for the task, which is read and written. A family that does not open
-in transformers is read and written as files, and only BertBlocks runs it here.
+A family is the set of checkpoints with one `model_type`. BertBlocks reads each family into the same models and writes
+it back from them. *In, out* means that the family has a class for the task, and that BertBlocks reads and writes it.
+If a family does not open in transformers, BertBlocks reads and writes its files and is the only library here that runs
+them.
 """
 
 TEXT = """\
-`bertblocks families` prints this table; `--json` gives it to programs.
+`bertblocks families` prints this table, and `--json` prints it for programs.
 
-Within a family, a config value that BertBlocks cannot hold, a tensor that is missing, has another shape or goes nowhere
-is an error that names it. [What is not kept](#what-is-not-kept) lists the exceptions.
+Nothing is skipped silently. A config value that BertBlocks does not support raises an error that names it. So does a
+tensor that is missing, unknown or of the wrong shape. [What is not kept](#what-is-not-kept) lists the exceptions.
 
 ## Load
 
@@ -51,12 +52,12 @@ print(model.config.position_offset)  # 2
 | `from_huggingface` | a folder, hub id or transformers model of any family | model |
 | `to_huggingface` | a BertBlocks model | transformers model |
 | `bertblocks.save_huggingface` | a BertBlocks model | a folder of any family; returns the family's name |
-| `bertblocks.convert` | a folder or hub id | a folder, proved equal |
+| `bertblocks.convert` | a folder or hub id | a folder with proven equal outputs |
 
-The task is that of the checkpoint unless `task` says otherwise. A head that the checkpoint does not have is made fresh,
-with a warning that names it. Weights keep their precision unless `dtype` says otherwise. `to_huggingface` and
-`save_huggingface` without a family take the one that the model came from if it still fits, or else the first that can
-hold it; if none can, the error gives every family's reason.
+`task` defaults to the task of the checkpoint, and `dtype` to the precision of its weights. If you ask for a task whose
+head the checkpoint lacks, the head is initialized and a warning names it. Without a family, `to_huggingface` and
+`save_huggingface` choose the family that the model came from, if it can still hold the model, or else the first that
+can. If none can, the error gives the reason for every family.
 
 ## Convert
 
@@ -64,47 +65,47 @@ hold it; if none can, the error gives every family's reason.
 bertblocks convert SRC DST [--to FAMILY|native] [--allow-pickle] [--tolerance X] [--json]
 ```
 
-`--to` is `bertblocks` by default. `--to native` writes the family that the model came from or else the first that can
-hold it, and BertBlocks' own format if none can; then the reasons are printed. A family that is asked for by name and
-cannot hold the model is an error.
+`--to` defaults to `bertblocks`. `--to native` writes the family that the model came from, or else the first that can
+hold it. If no family can, it writes BertBlocks' own format and prints the reasons. If you name a family that cannot
+hold the model, the command fails.
 
-**The proof.** Source and result are opened from their files and run side by side in fp32, each by the library that owns
-its format: transformers where the family opens there, BertBlocks otherwise. The probes are ragged batches of random
-ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512, or as many as learned
-positions allow. Every output that both have is compared (hidden states, pooler output, logits), on real tokens only.
-The largest difference may be `--tolerance` (3e-5) times the size of that output: its largest number, or 1 if that is
-more. If one output differs by more, the command ends with exit code 1 and DST is not written. Between two formats that
-only BertBlocks runs, the proof compares two readings by BertBlocks.
+**Proof.** The command opens source and result from their files and runs both in fp32, each with the library that owns
+the format: transformers if the family opens there, and BertBlocks otherwise. The probes are ragged batches of random
+ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512 (or the limit of learned
+positions, if that is lower). The proof compares every output that both models return (hidden states, pooler output,
+logits) on real tokens. An output may differ by at most `--tolerance` (3e-5) times its largest absolute value, or times
+1 if that value is smaller. Otherwise the command exits with code 1 and does not write DST. If only BertBlocks runs both
+formats, the proof compares what BertBlocks reads from each.
 
-**DST** must not exist or be empty. Everything is written to a hidden folder beside it, which gets its name after the
-proof. A full disk or an interrupted proof leaves no DST.
+**DST** must be new or empty. The command writes to a hidden folder next to it and renames that folder after the proof.
+A full disk or an interruption leaves no DST.
 
-**Carried along:** every file of SRC that is neither its weights nor its config nor code, such as tokenizer files, the
-modules of sentence-transformers with their weights, and the model card. Not carried: weights in other formats beside
-the config (`*.bin`, `*.h5`, `*.msgpack`), and anywhere `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`, `*.onnx`, names
-that begin with `.git`, and, with a note, `*.bin` unless pickles are allowed. Of a hub id only JSON,
-safetensors, `*.txt`, `*.model` and `*.md` files are downloaded, so only these are carried.
+**Copied files.** The command copies every file of SRC that is neither weights nor config nor code, such as tokenizer
+files, modules of sentence-transformers with their weights, and the model card. It does not copy weights in other
+formats at the top of SRC (`*.bin`, `*.h5`, `*.msgpack`). Nor does it copy `*.py`, `*.pkl`, `*.pt`, `*.pth`, `*.ckpt`,
+`*.onnx` and names that begin with `.git`, at any depth. It skips `*.bin` with a note, unless pickles are allowed. From
+the hub it downloads JSON, safetensors, `*.txt`, `*.model` and `*.md` files only.
 
-**Pickles.** Only safetensors are read. `--allow-pickle`, or `allow_pickle=True` of `convert` and `from_huggingface`,
-reads `pytorch_model.bin` too where there are no safetensors. It takes tensors only; a file that holds anything else is
-refused, and nothing in it is run. Results are always safetensors.
+**Pickles.** BertBlocks reads safetensors. With `--allow-pickle`, or `allow_pickle=True` in `convert` and
+`from_huggingface`, it also reads `pytorch_model.bin` if there are no safetensors. It reads tensors only: a file that
+holds anything else raises an error, and no code runs. Results are always safetensors.
 
-**Shards.** Sharded checkpoints are read by their index. Weights of more than 5 GB are written in shards;
-`max_shard_bytes` of `convert` and `save_huggingface` sets another limit.
+**Shards.** BertBlocks reads sharded checkpoints by their index. It writes weights of more than 5 GB in shards;
+`max_shard_bytes` in `convert` and `save_huggingface` sets another limit.
 
 ## NeoBERT
 
-Four layouts are read: the official one on the hub (RoPE, RMSNorm, SwiGLU with one packed matrix, an untied decoder with
-a bias), and three of its fork: SwiGLU with two matrices, GELU, and nGPT, each with learned positions and LayerNorm if
-its config says so. The fork's keys are `rope`, `rms_norm`, `hidden_act` and `ngpt`; a config without them is official.
-On writing, a model that the official class can run is written for it, any other in the fork's layout. Unknown keys are
-refused with the nearest known one.
+BertBlocks reads four layouts. One is the official layout on the hub: RoPE, RMSNorm, SwiGLU with one packed matrix, and
+an untied decoder with a bias. The other three come from its fork: SwiGLU with two matrices, GELU, and nGPT, each with
+learned positions and LayerNorm if its config says so. The fork's keys are `rope`, `rms_norm`, `hidden_act` and `ngpt`;
+a config without them is official. BertBlocks writes the official layout if the official class can run the model, and
+the fork's layout otherwise. An unknown key raises an error that suggests the nearest known one.
 
-Where the config leaves something open, the tensors decide: whether the decoder is tied and has a bias, and, without
-`architectures`, which task it is. Two matrices that differ are not tied, whatever `tie_word_embeddings` says.
+The tensors decide what the config leaves open: whether the decoder is tied, whether it has a bias, and, if there is no
+`architectures`, the task. Two matrices that differ are not tied, whatever `tie_word_embeddings` says.
 
-`read_yaml_config` reads the `model` section of the fork's training files, with the defaults of its training.
-`bertblocks describe` and `compare` take such a file too.
+`read_yaml_config` reads the `model` section of the fork's training files and applies the defaults of its training.
+`bertblocks describe` and `compare` accept such a file too.
 
 ```python
 import tempfile
@@ -119,18 +120,18 @@ print(config.num_hidden_layers, config.embd_pos_enc_kind, config.norm_eps)  # 12
 
 ## What is not kept
 
-- An ELECTRA discriminator is read as its encoder. Its head, which tells replaced tokens, has no model here and is
-  dropped, with a warning.
+- An ELECTRA discriminator is read as an encoder. BertBlocks has no head for replaced token detection, so it drops that
+  head with a warning.
 - A `ForPreTraining` checkpoint of ALBERT or Nomic BERT is read as a masked-LM model. Its sentence-order or
-  next-sentence head and its pooler are dropped, with a warning.
-- A checkpoint that is read for another task than its own is read without its own head.
-- Of BERT's and ALBERT's two masked-LM biases the one at `decoder.bias` is read, as transformers uses it. The other is
-  dropped where it differs, and written as a copy.
-- Tables that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
-  rotary ESM checkpoints, and what nothing computes with in older nGPT files. ESM's frequencies are checked, and their
-  precision is kept (`rope_frequency_dtype`).
-- `initializer_range` and other settings of a first initialisation are read where BertBlocks has them, and never hold up
-  a conversion.
+  next-sentence head and its pooler are dropped with a warning.
+- If you read a checkpoint for another task, its own head is not read.
+- BERT and ALBERT have two masked-LM biases. BertBlocks reads the one at `decoder.bias`, as transformers does, and
+  writes both. If they differ, the other one is lost.
+- Tensors that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
+  rotary ESM checkpoints, and unused tensors of older nGPT files. ESM's frequencies are checked, and their precision is
+  kept in `rope_frequency_dtype`.
+- `initializer_range` and other settings for initialization are read if BertBlocks has them. They never prevent a
+  conversion.
 """
 
 

@@ -214,10 +214,10 @@ def test_ngpt_grows_onto_the_sphere():
 @pytest.mark.parametrize(
     ("small", "large", "message"),
     [
-        ({}, {"hidden_size": 64}, "head_dim is 16 in the larger model and 8 in the smaller: heads are kept whole"),
+        ({}, {"hidden_size": 64}, "head_dim is 16 in the larger model and 8 in the smaller: heads stay whole"),
         ({}, {"norm_fn": "rms"}, "norm_fn is 'rms' in the larger model and 'layer' in the smaller"),
         ({}, {"vocab_size": 61}, "vocab_size is 61"),
-        ({}, {"num_hidden_layers": 2}, "num_hidden_layers is 2; a model grown from 3 has no less"),
+        ({}, {"num_hidden_layers": 2}, "num_hidden_layers is 2; it must be at least 3, as in the smaller model"),
         ({}, {"local_attention": True}, "Layer 0 is local, and the smaller model has no local layer to copy"),
         (
             {"num_kv_heads": 2},

@@ -1,11 +1,12 @@
-"""A larger model that starts from a smaller one of its kind.
+"""Grows a larger model from the weights of a smaller one (Net2Net; Chen et al., 2015).
 
-Width: units are tiled, unit u of the larger model being a copy of unit u modulo the smaller width. Queries, keys,
-values and the halves of a GLU are tiled apart, and heads are kept whole. What reads a unit that has several copies has
-its weight divided by their number (Net2Net; Chen et al., 2015). So a model that grows in width alone, by whole
-multiples, computes what the smaller one did; other widths shift the statistics of norms, and ALiBi's slopes and nGPT's
-gain depend on the width. Depth: a layer is a copy of the layer at the same share of the depth, of the same kind (global
-or local). Layers that run twice do change what is computed, though far less than fresh ones.
+Width: units are tiled, so unit u of the larger model copies unit u modulo the smaller width. Queries, keys, values and
+the halves of a GLU are tiled separately, and attention heads stay whole. Weights that read a unit with several copies
+are divided by the number of copies. A model that grows only in width, by whole multiples, therefore computes the same
+function. Other widths shift the statistics of norms, and ALiBi's slopes and nGPT's gain depend on the width.
+
+Depth: each layer copies the layer of the same kind (global or local) at the same relative depth. A layer that runs
+twice changes the function, but far less than a new layer does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bertblocks.nn.mlp import MLPS, NGPTMLP
 
 Model = TypeVar("Model", bound=BertBlocksPreTrainedModel)
 
-#: Keys in which both models must agree: what a weight means depends on them.
+#: Keys that must be equal in both models, because they decide what a weight means.
 SAME_KEYS = (
     "vocab_size",
     "type_vocab_size",
@@ -67,7 +68,7 @@ SIZE_KEYS = (
     "intermediate_size",
     "max_position_embeddings",
 )
-#: What each dimension of a parameter counts, by the end of its name; "<" marks what a matrix reads.
+#: The axis of each dimension of a parameter, by the end of its name; "<" marks an input dimension.
 AXES: dict[str, str] = {
     r"embedding\.(token|token_type)\.weight": "same embedding",
     r"embedding\.position\.table\.weight": "positions embedding",
@@ -96,7 +97,7 @@ AXES: dict[str, str] = {
     r"\b(order|classifier|tagger|spans)\.weight": "same <hidden",
     r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans)\.bias)": "same",
 }
-#: The config key of an axis that is tiled as it is.
+#: The config key for the size of an axis that is tiled directly.
 SIZE_OF = {
     "hidden": "hidden_size",
     "embedding": "embedding_size",
@@ -109,10 +110,10 @@ LAYER = re.compile(r"(encoder\.layers\.)(\d+)(\..+)")
 
 @torch.no_grad()
 def grow(small: Model, config: BertBlocksConfig, noise: float = 0.01) -> Model:
-    """The model of `config`, of the same task as `small`, that starts from its weights.
+    """A model of `config`, for the same task as `small`, that starts from its weights.
 
-    Copies of a unit would get equal gradients and stay copies for ever. `noise`, relative to the spread of each matrix,
-    lets them part.
+    Copies of a unit get equal gradients and would stay copies forever. `noise`, relative to the standard deviation of
+    each matrix, breaks the symmetry.
 
     Example:
         >>> from bertblocks import BertBlocksForMaskedLM
@@ -134,7 +135,7 @@ def grow(small: Model, config: BertBlocksConfig, noise: float = 0.01) -> Model:
             origin = LAYER.sub(rf"\g<1>{depth[group]}\g<3>", name)
             old, new = _layer_config(small, depth[group]), _layer_config(large, group)
         if origin not in weights and name.endswith(FIRST_NORM):
-            continue  # the first layer may have none: it stays as it starts, all ones
+            continue  # the first layer may lack this norm, which then keeps its initial ones
         if origin not in weights:
             raise ValueError(f"{name} has no counterpart in the smaller model.")
         parameter.copy_(tile(weights[origin], axes_of(name), old, new, noise))
@@ -144,7 +145,7 @@ def grow(small: Model, config: BertBlocksConfig, noise: float = 0.01) -> Model:
 
 
 def tile(weight: Tensor, axes: list[str], old: BertBlocksConfig, new: BertBlocksConfig, noise: float) -> Tensor:
-    """A weight of the smaller model in the size of the larger."""
+    """Tiles a weight of the smaller model to the size of the larger."""
     tiled = weight
     for dimension, axis in enumerate(axes):
         if axis == "same":
@@ -152,60 +153,62 @@ def tile(weight: Tensor, axes: list[str], old: BertBlocksConfig, new: BertBlocks
         index = unit_map(axis.lstrip("<"), old, new)
         tiled = tiled.index_select(dimension, index)
         if axis.startswith("<"):
-            tiled = tiled / torch.bincount(index)[index]  # what a matrix reads is its last dimension
+            tiled = tiled / torch.bincount(index)[index]  # the input is the last dimension
     if axes[-1].startswith("<") and tiled.shape != weight.shape:
         tiled = tiled + noise * tiled.std() * torch.randn_like(tiled)
     return tiled
 
 
 def check_growth(small: BertBlocksConfig, large: BertBlocksConfig) -> None:
-    """Refuses what is no larger model of the same kind, by the key that differs."""
+    """Raises an error that names a key if `large` is not a larger model of the same kind."""
     for key in SAME_KEYS:
         if getattr(small, key) != getattr(large, key):
-            reason = "heads are kept whole" if key == "head_dim" else "both must agree"
+            reason = "heads stay whole" if key == "head_dim" else "they must be equal"
             raise ValueError(
                 f"{key} is {getattr(large, key)!r} in the larger model and {getattr(small, key)!r} in the smaller: "
                 f"{reason}."
             )
     for key in SIZE_KEYS:
         if getattr(large, key) < getattr(small, key):
-            raise ValueError(f"{key} is {getattr(large, key)}; a model grown from {getattr(small, key)} has no less.")
+            raise ValueError(
+                f"{key} is {getattr(large, key)}; it must be at least {getattr(small, key)}, as in the smaller model."
+            )
     queries = torch.arange(large.num_attention_heads)
     grouped = queries // (large.num_attention_heads // large.num_kv_heads) % small.num_kv_heads
     expected = queries % small.num_attention_heads // (small.num_attention_heads // small.num_kv_heads)
     if not torch.equal(grouped, expected):
         raise ValueError(
             f"num_kv_heads is {large.num_kv_heads} for {large.num_attention_heads} heads and was "
-            f"{small.num_kv_heads} for {small.num_attention_heads}; copies of a query head need copies of its keys: "
-            "keep as many query heads for each key/value head."
+            f"{small.num_kv_heads} for {small.num_attention_heads}; copies of a query head need copies of its keys, so "
+            "keep the number of query heads per key/value head."
         )
 
 
 def depth_map(small: BertBlocksPreTrainedModel, large: BertBlocksPreTrainedModel) -> list[int]:
-    """For each set of layer weights of the larger model, the one of the smaller that it is a copy of.
+    """For each set of layer weights of the larger model, the index of the one in the smaller model that it copies.
 
-    The first is the first and the last the last, where their kinds agree; in between the nearest of the same kind at
-    the same share of the depth, if possible one with the same parameters.
+    That is the nearest layer of the same kind at the same relative depth, if possible one with the same parameters. So
+    the first layer copies the first and the last copies the last, if their kinds are equal.
     """
     old, new = _kinds(small), _kinds(large)
     mapped = []
     for index, (kind, names) in enumerate(new):
-        place = index * (len(old) - 1) / max(len(new) - 1, 1)
+        depth = index * (len(old) - 1) / max(len(new) - 1, 1)
         candidates = [
-            (bool(names - old_names), abs(number - place), number)
+            (bool(names - old_names), abs(number - depth), number)
             for number, (old_kind, old_names) in enumerate(old)
             if old_kind == kind
         ]
         if not candidates:
-            raise ValueError(f"Layer {index} is {kind}, and the smaller model has no {kind} layer to copy.")
+            raise ValueError(f"Layer {index} is {kind}, but the smaller model has no {kind} layer to copy.")
         mapped.append(min(candidates)[2])
     return mapped
 
 
 def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
-    """For each unit along an axis of the larger model, the unit of the smaller that it is a copy of."""
+    """For each unit along an axis of the larger model, the unit of the smaller model that it copies."""
     if axis == "positions":
-        first = old.position_offset  # rows before it stand for padding
+        first = old.position_offset  # rows before it are for padding
         rows = _tile(old.max_position_embeddings - first, new.max_position_embeddings - first)
         return torch.cat([torch.arange(first), rows + first])
     if axis == "head":
@@ -225,15 +228,15 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
 
 
 def axes_of(name: str) -> list[str]:
-    """What the dimensions of a parameter count."""
+    """The axes of a parameter."""
     for pattern, axes in AXES.items():
         if re.search(rf"{pattern}$", name):
             return axes.split()
-    raise ValueError(f"{name} is a parameter that growing does not know the dimensions of.")
+    raise ValueError(f"{name} has no entry in AXES, so it cannot grow.")
 
 
 def _rescale_tied_decoder(large: BertBlocksPreTrainedModel, small: BertBlocksConfig) -> None:
-    """A tied decoder cannot be divided without its embeddings, so the norm that feeds it is."""
+    """Divides the norm before a tied decoder, because dividing the decoder would change the embeddings too."""
     if not large.config.tie_word_embeddings or not hasattr(large, "decoder"):
         return
     norm = large.base_model.encoder.final_norm if large.head is None else large.head.norm

@@ -1,4 +1,4 @@
-"""`bertblocks convert`: a checkpoint of one family written as another, and proved equal."""
+"""`bertblocks convert` writes a checkpoint as another family and proves that the outputs are equal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder of any family, or a hub id.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write. It must be new or empty.")],
     to: Annotated[
         str,
         typer.Option(help="bertblocks, a family (see `bertblocks families`), or native: the first that can hold it."),
     ] = "bertblocks",
     tolerance: Annotated[
-        float, typer.Option(help="The largest difference allowed, as a share of an output's size (at least of 1).")
+        float, typer.Option(help="The largest allowed difference, relative to an output's size (at least 1).")
     ] = 3e-5,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read .bin files too: tensors only, nothing that could run.")
+        bool, typer.Option("--allow-pickle", help="Also read .bin files. Only tensors are read, and no code runs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,4 +75,4 @@ def _print(done: Conversion, target: str) -> None:
         table.add_row(difference.output, f"{difference.largest:.1e}", f"{difference.tolerance:.1e}")
     print_table(console, "Source and result on ragged probes", table)
     if done.carried:
-        console.print(f"\nCarried along: {', '.join(done.carried)}")
+        console.print(f"\nCopied: {', '.join(done.carried)}")

@@ -1,4 +1,4 @@
-"""`bertblocks families`: which checkpoints can be read and written."""
+"""`bertblocks families` lists the checkpoints that can be read and written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 
 
 def families(as_json: AsJson = False) -> None:
-    """List the checkpoint families that can be read and written, per head."""
+    """List the checkpoint families that can be read and written, by task."""
     from bertblocks.checkpoints.families import FAMILIES
     from bertblocks.models import TASK_MODELS
 

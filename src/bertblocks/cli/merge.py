@@ -1,4 +1,4 @@
-"""`bertblocks merge`: the mean of several checkpoints."""
+"""`bertblocks merge` averages checkpoints."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from bertblocks.cli.options import AsJson
 
 
 def merge(
-    sources: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="Folders of one and the same model.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write; it must not exist or be empty.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="CHECKPOINT...", help="Checkpoint folders of the same model.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write. It must be new or empty.")],
     weights: Annotated[
-        str | None, typer.Option(help="A weight for each, as in 2,1,1. Equal ones by default.", show_default=False)
+        str | None,
+        typer.Option(help="A weight for each checkpoint, such as 2,1,1. Equal by default.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +34,7 @@ def merge(
         print_json(asdict(done))
         return
     console = make_console()
-    console.print(f"{output}: the mean of {len(done.shares)} checkpoints, {done.parameters:,} numbers")
+    console.print(f"{output}: the mean of {len(done.shares)} checkpoints, {done.parameters:,} parameters")
     table = make_table(["checkpoint", "share"])
     for source, share in done.shares.items():
         table.add_row(source, f"{share:.4g}")
@@ -42,4 +45,4 @@ def _read_weights(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"--weights is {text!r}; it must be numbers such as 2,1,1.") from error
+        raise ValueError(f"--weights is {text!r}; it must be a list of numbers such as 2,1,1.") from error

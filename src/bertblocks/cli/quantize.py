@@ -1,4 +1,4 @@
-"""`bertblocks quantize`: a checkpoint with int8 linear layers, checked on text."""
+"""`bertblocks quantize` writes a checkpoint with int8 linear layers and measures its accuracy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder of any family, or a hub id.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to write. It must be new or empty.")],
     texts: Annotated[
-        Path | None, typer.Option(help="A file with a text per line to measure the accuracy on, in place of samples.")
+        Path | None,
+        typer.Option(help="A file of texts, one per line, to measure the accuracy on. Default: built-in samples."),
     ] = None,
     min_cosine: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Refuse if the mean cosine of token vectors is below this.")
+        float, typer.Option(min=0.0, max=1.0, help="Fail if the mean cosine of token vectors is below this.")
     ] = 0.98,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read .bin files too: tensors only, nothing that could run.")
+        bool, typer.Option("--allow-pickle", help="Also read .bin files. Only tensors are read, and no code runs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +58,7 @@ def _read_lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text: {error}.") from error
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from error
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -72,7 +73,7 @@ def _print(done: QuantizedFolder, target: str) -> None:
     table.add_row("token cosine, lowest", f"{accuracy.lowest_cosine:.4f}")
     for drift in accuracy.drift:
         table.add_row(f"{drift.output}: {drift.meaning}", f"{drift.value:.4f}")
-    where = f"{done.texts} texts" if done.texts else "random ids, as there is no tokenizer"
-    print_table(console, f"Against the source on {where} ({accuracy.tokens} tokens)", table)
+    where = f"{done.texts} texts" if done.texts else "random ids, for lack of a tokenizer"
+    print_table(console, f"Compared with the source on {where} ({accuracy.tokens} tokens)", table)
     if done.carried:
-        console.print(f"\nCarried along: {', '.join(done.carried)}")
+        console.print(f"\nCopied: {', '.join(done.carried)}")
