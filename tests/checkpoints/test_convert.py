@@ -398,3 +398,56 @@ def test_minilm_there_and_back(tmp_path):
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     model, tokenizer = bertblocks.load(source)
     assert model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state.shape[0] == 2
+
+
+# ---------------------------------------------------------------------- what is not copied
+
+
+def test_caches_and_training_checkpoints_are_not_copied(tmp_path):
+    """A run folder of ours and one of transformers' Trainer, with a cache of the hub's downloads."""
+    save_reference(tmp_path / "theirs")
+    for name in (
+        ".cache/huggingface/download/config.json.metadata",
+        "checkpoints/step-00000010/complete.json",
+        "checkpoints/step-00000010/optimizer.safetensors",
+        "checkpoints/step-00000010/model.safetensors",
+        "checkpoint-500/trainer_state.json",
+        "checkpoint-500/model.safetensors",
+        "checkpoint-500/optimizer.bin",
+        "trainer_state.json",
+        "README.md",
+    ):
+        path = tmp_path / "theirs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    with pytest.warns(UserWarning, match=r"checkpoint-500/optimizer\.bin is a pickle and was not copied"):
+        done = convert(tmp_path / "theirs", tmp_path / "ours")
+    assert done.carried == ["1_Pooling/config.json", "README.md", "special_tokens_map.json"]
+    assert not (tmp_path / "ours" / "checkpoints").exists()
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path):
+    save_reference(tmp_path / "theirs")
+    (tmp_path / "secret.txt").write_text("private")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "more.txt").write_text("private")
+    (tmp_path / "theirs" / "vocab.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "theirs" / "notes").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "theirs" / "README.md").write_text("inside")
+    (tmp_path / "theirs" / "CARD.md").symlink_to("README.md")
+    with pytest.warns(UserWarning, match=r"vocab\.txt links to a file outside .* and was not copied"):
+        done = convert(tmp_path / "theirs", tmp_path / "ours")
+    assert set(done.carried) == {"1_Pooling/config.json", "CARD.md", "README.md", "special_tokens_map.json"}
+    assert not any("private" in path.read_text(errors="ignore") for path in (tmp_path / "ours").rglob("*.txt"))
+
+
+def test_files_in_the_cache_of_the_hub_are_copied(tmp_path):
+    """A snapshot there is a folder of links to blobs."""
+    save_reference(tmp_path / "plain")
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(file for file in (tmp_path / "plain").iterdir() if file.is_file()):
+        path.rename(blobs / str(number))
+        (snapshot / path.name).symlink_to(blobs / str(number))
+    assert convert(snapshot, tmp_path / "ours").carried == ["special_tokens_map.json"]

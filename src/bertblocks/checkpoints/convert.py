@@ -36,8 +36,10 @@ REPLACED = (
     "*.h5",
     "*.msgpack",
 )
-#: Files that hold code or state of a tool; they are never copied.
-DROPPED = ("*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".git*")
+#: Names of code and hidden files, which are never copied.
+DROPPED = ("*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".*")
+#: Files of training state, which are never copied. A subfolder with one of them is a training checkpoint.
+TRAINING_STATE = ("complete.json", "state.json", "trainer_state.json", "optimizer.*", "scheduler.*", "ema.safetensors")
 
 
 class ProofError(ValueError):
@@ -77,6 +79,7 @@ def convert(
     tolerance: float = DEFAULT_TOLERANCE,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     allow_pickle: bool = False,
+    task: str | None = None,
     on_progress: Callable[[str, float], None] = lambda step, share: None,
 ) -> Conversion:
     """Writes the checkpoint `source` to the folder `target` as family `to`, if the result gives the same outputs.
@@ -84,7 +87,8 @@ def convert(
     `to` is "bertblocks", a family, or "native": the first family that can hold the architecture, and bertblocks if none
     can. Each library runs its own format on ragged batches with lengths around every edge. If an output differs by more
     than `tolerance` times its size, the conversion raises an error and `target` does not appear. Tokenizer files,
-    sentence-transformers modules and other files that are neither weights nor code are copied.
+    sentence-transformers modules and other files that are neither weights nor code are copied. `task` selects the head
+    to convert; by default it is the checkpoint's, or base if it lacks the head that its config names.
     """
     target = Path(target)
     if to not in (OWN, "native"):
@@ -94,9 +98,9 @@ def convert(
     folder = find_source(source, target, allow_pickle)
     source_family = read_json(folder / "config.json").get("model_type", OWN)
     model, report = load_trained(
-        folder, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share)
+        folder, task, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share)
     )
-    report.warn(with_unread=True, stacklevel=2)
+    report.warn(with_unread=task is None, stacklevel=2)
     config, task = model.config, report.task
     with atomic_folder(target) as scratch:
         target_family, refusal = _write(
@@ -150,21 +154,44 @@ def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_toke
     transformers picks the class of some tokenizers by the model's family. Unless `keep_tokenizer`, such a tokenizer is
     saved again in a form that does not depend on the family.
     """
-    dropped = DROPPED if allow_pickle else (*DROPPED, "*.bin")
     copied = []
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
-        is_weights = name.parent == Path(".") and any(path.match(pattern) for pattern in REPLACED)
-        is_code = any(part.match(pattern) for part in (name, *name.parents) for pattern in dropped)
-        if path.is_file() and not is_weights and not is_code and not (target / name).exists():
+        if not path.is_file() or _is_replaced(name) or (target / name).exists():
+            continue
+        if path.suffix == ".bin" and not allow_pickle:
+            warnings.warn(f"{name} is a pickle and was not copied.", stacklevel=3)
+        elif not _is_inside(path, source):
+            warnings.warn(f"{name} links to a file outside {source} and was not copied.", stacklevel=3)
+        elif not _is_dropped(source, name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name)
             copied.append(str(name))
-        elif path.suffix == ".bin" and not is_weights:
-            warnings.warn(f"{name} is a pickle and was not copied.", stacklevel=3)
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
         load_tokenizer(source).save_pretrained(target)
     return copied
+
+
+def _is_replaced(name: Path) -> bool:
+    return name.parent == Path(".") and any(name.match(pattern) for pattern in REPLACED)
+
+
+def _is_dropped(source: Path, name: Path) -> bool:
+    """True for code, hidden files, training state, and everything inside a training checkpoint."""
+    if any(part.match(pattern) for part in (name, *name.parents) for pattern in DROPPED if part.name):
+        return True
+    folders = [source / folder for folder in name.parents if folder.name]
+    return any(name.match(pattern) for pattern in TRAINING_STATE) or any(
+        next(folder.glob(pattern), None) for folder in folders for pattern in TRAINING_STATE
+    )
+
+
+def _is_inside(path: Path, source: Path) -> bool:
+    """True if a file is in `source` after links are followed. Files in the hub's cache link to its blobs."""
+    roots = [source.resolve()]
+    if source.parent.name == "snapshots":
+        roots.append(source.resolve().parents[1] / "blobs")
+    return any(path.resolve().is_relative_to(root) for root in roots)
 
 
 # ---------------------------------------------------------------------- the proof

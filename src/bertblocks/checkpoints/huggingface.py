@@ -13,11 +13,14 @@ from bertblocks.checkpoints.families import family_of_config, get_family
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.files import OnShare, read_checkpoint
 from bertblocks.checkpoints.report import LoadReport
+from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.models.heads import find_fresh_heads
 from bertblocks.models.initialization import init_module
 
+#: What torch and transformers raise for config values that they do not check.
+UNEXPECTED = (RuntimeError, OverflowError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError)
 #: Tensors of old checkpoints that follow from the config.
 BUFFERS = r"(position_ids|inv_freq|freqs_cis)$"
 
@@ -65,19 +68,36 @@ def read_model(
         values, tensors = read_checkpoint(source, allow_pickle, on_share)
         family = get_family(values.get("model_type", "none"))
         config = family.parse_config(values, tensors)
-        architecture, label = (config.architectures or [family.model_classes["base"]])[0], str(source)
-    task = task or _task_of(family, architecture)
-    if task not in family.model_classes:
+        names, label = config.architectures or [family.model_classes["base"]], str(source)
+        if not isinstance(names, list) or not isinstance(names[0], str):
+            raise ValueError(f"{label}: architectures is {names!r}; it must be a list with the name of a class.")
+        architecture = names[0]
+    named_task = task or _task_of(family, architecture)
+    if named_task not in family.model_classes:
         raise ValueError(
-            f"task is {task!r}; it must be one of {', '.join(family.model_classes)}"
-            f"{nearest(task, family.model_classes)}."
+            f"task is {named_task!r}; it must be one of {', '.join(family.model_classes)}"
+            f"{nearest(named_task, family.model_classes)}."
         )
-    model, fresh, unused = _load(family, config, tensors, task, label)
+    for candidate in [task] if task else smaller_tasks(named_task):
+        model, fresh, unused = _load(family, config, tensors, candidate, label)
+        if not fresh:
+            break
     tied = getattr(source, "all_tied_weights_keys", {})  # read under their other name
     unread = [name for name in unused if name not in tied and not re.search(BUFFERS, name)]
     parts = sorted({".".join(name.split(".")[:2]) for name in unread})
-    report = LoadReport(label, family.name, task, task, tuple(fresh), tuple(parts))
+    report = LoadReport(label, family.name, candidate, named_task, tuple(fresh), tuple(parts))
     return model if dtype is None else model.to(dtype), report
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error message, without its period and at most 300 characters long."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300].rstrip(".")
+
+
+def smaller_tasks(task: str) -> list[str]:
+    """The tasks to read a checkpoint as, in this order, if its config names `task`: it may lack the heads."""
+    return {"base": ["base"], "pretraining": ["pretraining", "masked-lm", "base"]}.get(task, [task, "base"])
 
 
 def _task_of(family: Family, architecture: str) -> str:
@@ -96,11 +116,18 @@ def _load(
     config.pooler = config.pooler and _has_pooler(tensors)
     for key, value in family.read_options(tensors, config).items():
         setattr(config, key, value)
-    with torch.device("meta"):
-        model = TASK_MODELS[task](config)
-    tied = set(model.all_tied_weights_keys)
-    expected = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    try:
+        with torch.device("meta"):
+            model = TASK_MODELS[task](config)
+    except UNEXPECTED as error:
+        raise ConfigError(f"{label}: this config does not describe a model: {first_line(error)}.") from error
+    expected = model.state_dict()
     state, missing, unused = family.read_weights(tensors, list(expected), config, task)
+    for name, origin in model.all_tied_weights_keys.items():
+        missing.pop(name, None)
+        copy = state.pop(name, None)
+        if copy is not None and (origin not in state or not torch.equal(copy, state[origin])):
+            unused |= family.sources_of(name, config, task)
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
             raise ValueError(

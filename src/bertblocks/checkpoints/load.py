@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.files import OnShare, find_checkpoint
-from bertblocks.checkpoints.huggingface import read_model
+from bertblocks.checkpoints.files import OnShare, find_checkpoint, read_tensors
+from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line, read_model, smaller_tasks
 from bertblocks.checkpoints.report import LoadReport
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
@@ -25,8 +26,9 @@ def load(
 ) -> tuple[BertBlocksPreTrainedModel, PreTrainedTokenizerBase | None]:
     """The model and tokenizer of a folder or hub id, in BertBlocks' own format or that of any family it reads.
 
-    The model is in evaluation mode. `task` defaults to the checkpoint's. If the checkpoint lacks the head of a task
-    that you ask for, the head is initialized, with a warning. The tokenizer is None if the folder has none.
+    The model is in evaluation mode. `task` defaults to the checkpoint's: the one that its config names, or base if it
+    lacks that head. If it lacks the head of a task that you ask for, the head is initialized. Both give a warning. The
+    tokenizer is None if the folder has none.
 
     Example:
         >>> import tempfile
@@ -75,13 +77,29 @@ def load_with_report(
 def _read_own(
     folder: Path, values: dict[str, Any], task: str | None, dtype: torch.dtype | None
 ) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
-    task = task or _task_of(values.get("architectures"), folder)
-    if task not in TASK_MODELS:
-        raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASK_MODELS)}{nearest(task, TASK_MODELS)}.")
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    model, info = TASK_MODELS[task].from_pretrained(folder, output_loading_info=True, **options)
-    fresh, unread = (sorted({key.split(".")[0] for key in info[f"{kind}_keys"]}) for kind in ("missing", "unexpected"))
-    return model.eval(), LoadReport(str(folder), OWN, task, task, tuple(fresh), tuple(unread))
+    named_task = task or _task_of(values.get("architectures"), folder)
+    if named_task not in TASK_MODELS:
+        raise ValueError(
+            f"task is {named_task!r}; it must be one of {', '.join(TASK_MODELS)}{nearest(named_task, TASK_MODELS)}."
+        )
+    # transformers reads the weights again; this checks their index and checksums
+    has_pooler = any(".pooler." in f".{name}" for name in read_tensors(folder))
+    for candidate in [task] if task else smaller_tasks(named_task):
+        options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if candidate == "base" and not has_pooler:
+            options["pooler"] = False  # task models do not save it
+        try:
+            model, info = TASK_MODELS[candidate].from_pretrained(folder, output_loading_info=True, **options)
+        except UNEXPECTED as error:
+            raise ValueError(f"{folder} cannot be loaded: {first_line(error)}.") from error
+        fresh, unread = _parts(info["missing_keys"]), _parts(info["unexpected_keys"])
+        if not fresh:
+            break
+    return model.eval(), LoadReport(str(folder), OWN, candidate, named_task, fresh, unread)
+
+
+def _parts(keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({key.removeprefix("model.").split(".")[0] for key in keys}))
 
 
 def _task_of(architectures: Any, folder: Path) -> str:

@@ -74,18 +74,19 @@ def quantize_folder(
     texts: Sequence[str] = SAMPLE_TEXTS,
     min_cosine: float = MIN_COSINE,
     allow_pickle: bool = False,
+    task: str | None = None,
 ) -> QuantizedFolder:
     """Quantizes a checkpoint of any family and writes it to `target`, if it is accurate on `texts`.
 
     The result is read back, and must give exactly the outputs of the model in memory. The tokenizer and other files are
-    copied as `convert` copies them.
+    copied as `convert` copies them, and `task` selects the head as it does there.
     """
     target = Path(target)
     if not texts:
         raise ValueError("There are no texts to measure the accuracy on; give at least one.")
     folder = find_source(source, target, allow_pickle)
-    model, report = load_trained(folder, allow_pickle=allow_pickle)
-    report.warn(with_unread=True, stacklevel=2)
+    model, report = load_trained(folder, task, allow_pickle=allow_pickle)
+    report.warn(with_unread=task is None, stacklevel=2)
     model = model.float()
     source_bytes = sum(tensor.nbytes for tensor in model.parameters())
     tokenizer = load_tokenizer_if_any(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from bertblocks.cli.options import AsJson
+from bertblocks.cli.options import AsJson, TaskName
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
 
@@ -30,6 +30,9 @@ def convert(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Also read .bin files. Only tensors are read, and no code runs.")
     ] = False,
+    task: Annotated[
+        TaskName | None, typer.Option(help="The head to convert, such as base or masked-lm. Default: the checkpoint's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as another family and prove that both give the same outputs."""
@@ -53,7 +56,7 @@ def convert(
             with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter("always", UserWarning)
                 done = conversions.convert(
-                    source, target, to=to, tolerance=tolerance, allow_pickle=allow_pickle, on_progress=show
+                    source, target, to, tolerance, allow_pickle=allow_pickle, task=task, on_progress=show
                 )
         except (OSError, ValueError) as error:
             fail(error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertblocks.cli.options import AsJson
+from bertblocks.cli.options import AsJson, TaskName
 from bertblocks.cli.output import make_console, make_table, print_json, print_table, write_bytes
 from bertblocks.cli.source import fail
 
@@ -30,6 +30,10 @@ def quantize(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Also read .bin files. Only tensors are read, and no code runs.")
     ] = False,
+    task: Annotated[
+        TaskName | None,
+        typer.Option(help="The head to quantize, such as base or masked-lm. Default: the checkpoint's."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint with int8 weights for fast inference on CPUs, and show how accurate it is."""
@@ -43,7 +47,9 @@ def quantize(
         samples = SAMPLE_TEXTS if texts is None else _read_lines(texts)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            done = quantize_folder(source, target, texts=samples, min_cosine=min_cosine, allow_pickle=allow_pickle)
+            done = quantize_folder(
+                source, target, texts=samples, min_cosine=min_cosine, allow_pickle=allow_pickle, task=task
+            )
     except (OSError, ValueError) as error:
         fail(error)
     for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):

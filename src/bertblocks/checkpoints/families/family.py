@@ -188,7 +188,7 @@ class Family:
             if isinstance(self.config_class, type):
                 return self.config_class.from_dict(values)
             return getattr(transformers, self.config_class).from_dict(values)
-        except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"This is not a valid {self.name} config: {' '.join(str(error).split())}") from error
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
@@ -245,6 +245,15 @@ class Family:
                     ours[name] = rule.read([theirs[source] for source in sources], config)
                     used.update(sources)
         return ours, {name: source for name, source in missing.items() if name not in ours}, set(theirs) - used
+
+    def sources_of(self, name: str, config: BertBlocksConfig, task: str) -> set[str]:
+        """The names of the tensors of theirs that one of ours in a task's head comes from."""
+        return {
+            source + name[len(rule.ours) :]
+            for rule, in_encoder in self.rules(config, task)
+            if not in_encoder and (name == rule.ours or name.startswith(rule.ours + "."))
+            for source in rule.theirs
+        }
 
     def write_weights(self, ours: dict[str, Tensor], config: BertBlocksConfig, task: str) -> dict[str, Tensor]:
         """Converts all of our tensors to theirs."""
