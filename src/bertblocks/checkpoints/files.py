@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 #: Weights beyond this size are written as several files.
 MAX_SHARD_BYTES = 5 * 10**9
+#: The key of a checksum in the metadata of a safetensors file. Other libraries that rewrite the file leave it out.
+CHECKSUM = "bertblocks_sha256"
+#: The environment variable that turns the verification of checksums off if it is 0.
+VERIFY = "BERTBLOCKS_VERIFY"
 
 #: Called with the share of a step that is done.
 OnShare = Callable[[float], None]
@@ -80,35 +86,39 @@ def _read_index(index: Path) -> list[str]:
 def read_tensors(folder: Path, allow_pickle: bool = False, on_share: OnShare = lambda share: None) -> dict[str, Tensor]:
     """All tensors of a folder's weights."""
     files = find_weights(folder, allow_pickle)
-    total, done = sum(path.stat().st_size for path in files), 0
+    total = sum(path.stat().st_size for path in files)
     tensors: dict[str, Tensor] = {}
     for path in files:
-        for name, tensor in _read_pickle(path).items() if path.suffix == ".bin" else _read_safetensors(path):
-            tensors[name] = tensor
-            done += tensor.nbytes
-            on_share(done / max(total, 1))
+        tensors.update(_read_pickle(path) if path.suffix == ".bin" else read_safetensors(path))
+        on_share(min(sum(tensor.nbytes for tensor in tensors.values()) / max(total, 1), 1.0))
     return tensors
 
 
-def read_names(folder: Path) -> set[str]:
-    """The names of all tensors in a folder's safetensors files."""
-    names: set[str] = set()
-    for path in find_weights(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                names.update(file.keys())
-        except SafetensorError as error:
-            raise OSError(f"{path} is damaged: {error}.") from error
-    return names
-
-
-def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. If it carries a checksum, they are verified."""
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get(CHECKSUM)
     except SafetensorError as error:
         raise OSError(f"{path} is damaged: {error}.") from error
+    if expected is not None and os.environ.get(VERIFY) != "0" and checksum_of(tensors) != expected:
+        raise OSError(f"{path} is damaged: its checksum is wrong. Set {VERIFY}=0 to load it anyway.")
+    return tensors
+
+
+def checksum_of(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the names, types, shapes and values of tensors."""
+
+    def hash_tensor(name: str) -> bytes:
+        tensor = tensors[name]
+        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.digest()
+
+    # hashing releases the GIL
+    with ThreadPoolExecutor() as pool:
+        return hashlib.sha256(b"".join(pool.map(hash_tensor, sorted(tensors)))).hexdigest()
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -125,7 +135,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def write_tensors(
     tensors: dict[str, Tensor], folder: Path, max_shard_bytes: int, on_share: OnShare = lambda share: None
 ) -> None:
-    """Writes one safetensors file, or shards of at most `max_shard_bytes` and their index."""
+    """Writes one safetensors file, or shards of at most `max_shard_bytes` and their index, with checksums."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     written: set[int] = set()
@@ -139,21 +149,21 @@ def write_tensors(
         shards[-1][name] = tensor.contiguous()
         size += tensor.nbytes
     if len(shards) == 1:
-        save_tensors(shards[0], folder / SINGLE)
+        save_tensors(shards[0], folder / SINGLE, {CHECKSUM: checksum_of(shards[0])})
         return
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_tensors(shard, folder / file)
+        save_tensors(shard, folder / file, {CHECKSUM: checksum_of(shard)})
         weight_map.update(dict.fromkeys(shard, file))
         on_share(number / len(shards))
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Writes one safetensors file. A failed write is an OSError that names the file."""
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}.") from error

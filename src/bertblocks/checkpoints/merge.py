@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, write_tensors
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, read_safetensors, write_tensors
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 
 #: Keys of config.json that do not describe the model.
@@ -108,10 +108,8 @@ class _TensorFiles:
         self.folder = folder
         self.files: dict[str, Any] = {}
         for path in find_weights(folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise OSError(f"{path} is damaged: {error}.") from error
+            read_safetensors(path)  # raises an error if the file is damaged
+            file = stack.enter_context(safe_open(path, framework="pt"))
             self.files.update(dict.fromkeys(file.keys(), file))
         self.names = sorted(self.files)
 

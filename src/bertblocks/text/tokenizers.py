@@ -36,8 +36,11 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"{text} is not a folder with a tokenizer.")
     try:
         return AutoTokenizer.from_pretrained(text, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except BaseException as error:
+        # damaged files make transformers raise errors of every kind, and the Rust library panic
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300].rstrip(".")
         if "trust_remote_code" in str(error):
             reason = "it needs Python code from the checkpoint, which BertBlocks never runs"
         raise ValueError(f"Cannot load a tokenizer from {text}: {reason}.") from error

@@ -1,0 +1,237 @@
+"""Damaged and hostile checkpoint folders: one sentence that names the file, and never another model."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import bertblocks
+from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks.checkpoints.save import save_huggingface, save_model
+from bertblocks.checkpoints.sentence_transformers import read_settings
+from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
+from tests.helpers import tiny_config
+from tests.small_tokenizers import wrap
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def small_bert() -> BertBlocksModel:
+    return BertBlocksModel(BertBlocksConfig(**SIZES))
+
+
+def load_or_message(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
+    """The weights of a folder, or the message of the error that loading it raises. Other errors pass."""
+    try:
+        return bertblocks.load(folder)[0].state_dict(), ""
+    except (OSError, ValueError) as error:
+        return {}, str(error) or "no message"
+
+
+# ---------------------------------------------------------------------- checksums
+
+
+@pytest.fixture(params=["bertblocks", "bert"])
+def saved(request, tmp_path) -> Path:
+    model = small_bert()
+    if request.param == "bert":
+        save_huggingface(model, tmp_path / "model", "bert")
+    else:
+        save_model(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_flipped_bit_never_loads_other_numbers(saved):
+    weights = saved / "model.safetensors"
+    intact, expected = weights.read_bytes(), bertblocks.load(saved)[0].state_dict()
+    generator = random.Random(0)
+    rejected = 0
+    for _ in range(25):
+        damaged = bytearray(intact)
+        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        weights.write_bytes(bytes(damaged))
+        actual, message = load_or_message(saved)
+        assert len(message) < 500
+        rejected += bool(message)
+        assert message or all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+    assert rejected > 20
+
+
+def test_the_check_can_be_turned_off(saved, monkeypatch):
+    weights = saved / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(bytes(damaged))
+    with pytest.raises(OSError, match=r"model\.safetensors is damaged: its checksum is wrong"):
+        bertblocks.load(saved)
+    monkeypatch.setenv("BERTBLOCKS_VERIFY", "0")
+    bertblocks.load(saved)
+
+
+def test_weights_that_another_library_rewrites_load_without_a_checksum(saved):
+    tensors = load_file(saved / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, saved / "model.safetensors", {"format": "pt"})
+    bertblocks.load(saved)
+
+
+def test_what_we_save_is_what_transformers_saves(tmp_path):
+    model = BertBlocksForMaskedLM(tiny_config())
+    model.save_pretrained(tmp_path / "theirs")
+    save_model(model, tmp_path / "ours")
+    mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert set(mine) == set(theirs)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads(
+        (tmp_path / "theirs/config.json").read_text()
+    )
+    with safe_open(tmp_path / "ours" / "model.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+
+
+def test_saved_models_are_flushed_to_disk(tmp_path, monkeypatch):
+    flushed = set()
+    fsync = os.fsync
+
+    def record(descriptor):
+        flushed.add(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    save_huggingface(small_bert(), tmp_path / "model", "bert")
+    assert {"config.json", "model.safetensors", "model"} <= flushed
+
+
+# ---------------------------------------------------------------------- hostile files
+
+
+def own(folder: Path) -> Path:
+    BertBlocksModel(tiny_config(num_hidden_layers=1)).save_pretrained(folder)
+    return folder
+
+
+def bert(folder: Path) -> Path:
+    transformers.BertModel(FAMILY_CASES["bert"].make_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("make", [own, bert])
+def test_an_index_cannot_name_files_outside_the_folder(tmp_path, make):
+    folder = make(tmp_path / "model")
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../outside.safetensors")}))
+    with pytest.raises(FileNotFoundError, match=r"index\.json names \.\./outside\.safetensors, which is not a file"):
+        bertblocks.load(folder)
+
+
+@pytest.mark.parametrize("make", [own, bert])
+@pytest.mark.parametrize("content", ["[1]", '{"weight_map": 3}', '{"weight_map": {"a": {}}}', "{}", DEEP, "\x00"])
+def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path, make, content):
+    folder = make(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises((OSError, ValueError), match=r"model\.safetensors\.index\.json"):
+        bertblocks.load(folder)
+
+
+@pytest.mark.parametrize("make", [own, bert])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": 1e-320},
+        {"dtype": [1]},
+        {"head_dim": 2**64, "num_kv_heads": 2**64},
+        {"hidden_size": 2**64},
+        {"intermediate_size": 2**64},
+        {"vocab_size": 2**70},
+        {"num_attention_heads": 0},
+        {"architectures": {"a": 1}},
+        {"architectures": [3]},
+        {"model_type": []},
+    ],
+    ids=str,
+)
+def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path, make, changes):
+    folder = make(tmp_path / "model")
+    edit(folder / "config.json", **changes)
+    _, message = load_or_message(folder)
+    assert len(message) < 1000
+    # transformers' configs ignore keys that they do not know
+    assert message or set(changes) & {"head_dim", "dtype"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [DEEP, "[1]", "3", '{"model": 1, "auto_map": 2, "added_tokens": 5}', "{"])
+def test_other_files_of_the_wrong_shape_are_one_sentence(tmp_path, name, content):
+    folder = own(tmp_path / "model")
+    wrap("wordpiece").save_pretrained(folder)
+    (folder / name).write_text(content)
+    _, message = load_or_message(folder)
+    assert len(message) < 1000
+    assert message or name == "tokenizer_config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", DEEP, "modules.json is not valid JSON"),
+        ("modules.json", "{}", "modules.json holds a dict"),
+        ("modules.json", "[3]", "module 0 must have a type and a path"),
+        ("modules.json", '[{"type": 3, "path": ""}]', "module 0 must have a type and a path"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "../x"}]', "must be a folder inside"),
+        ("sentence_bert_config.json", '{"max_seq_length": "12"}', "max_seq_length is '12'"),
+        ("sentence_bert_config.json", '{"max_seq_length": -1}', "max_seq_length is -1"),
+        ("sentence_bert_config.json", "[]", "holds a list"),
+        ("config_sentence_transformers.json", '{"prompts": [1]}', "prompts must map names to texts"),
+        ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompts must map names to texts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": 1}', "default_prompt_name is 1"),
+        ("1_Pooling/config.json", '{"pooling_mode": {"a": 1}}', "it must be cls, mean or max"),
+        ("1_Pooling/config.json", '{"pooling_mode": [[1], 2]}', "it must be cls, mean or max"),
+    ],
+)
+def test_settings_of_sentence_transformers_are_checked(tmp_path, name, content, message):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_settings(tmp_path)
+
+
+def test_unreadable_files_are_not_called_missing(tmp_path, monkeypatch):
+    folder = bert(tmp_path / "model")
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(".safetensors"))
+    with pytest.raises(PermissionError, match=r"model\.safetensors cannot be read: permission denied"):
+        bertblocks.load(folder)
+
+
+def test_a_full_disk_in_quantize_is_one_sentence(tmp_path):
+    bert(tmp_path / "theirs")
+    code = f"""
+import resource, signal, sys
+from bertblocks.cli.main import main
+import bertblocks.checkpoints.quantize
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.argv = ["bertblocks", "quantize", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--min-cosine", "0"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
