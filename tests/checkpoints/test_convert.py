@@ -208,7 +208,7 @@ def damage(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("truncated", "model.safetensors is damaged"),
-        ("index", "names gone.safetensors, which is not there"),
+        ("index", "names gone.safetensors, which is not a file in that folder"),
         ("other family", "This is not a valid modernbert config"),
         ("unknown family", "did you mean 'roberta'?"),
         ("shape", "encoder.layer.0.attention.self.query.weight has shape [3, 3]"),

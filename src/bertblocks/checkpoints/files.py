@@ -113,7 +113,7 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> str:
     def hash_tensor(name: str) -> bytes:
         tensor = tensors[name]
         digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.digest()
 
     # hashing releases the GIL
