@@ -227,7 +227,7 @@ def test_an_interrupted_run_keeps_its_results_and_goes_on(tmp_path, monkeypatch,
     after = json.loads((tmp_path / "bench.json").read_text())["shapes"]
     assert started == ["sweep-bert-1x8", "sweep-bert-2x8", "sweep-bert-2x8"]
     assert after["sweep-bert-1x8"] == before["sweep-bert-1x8"]
-    with pytest.raises(SystemExit, match=r"--resume: .* is of `python -m benchmarks"):
+    with pytest.raises(SystemExit, match=r"--resume: .* comes from `python -m benchmarks"):
         command.main([*options, "--seconds", "1", "--resume"])
-    with pytest.raises(SystemExit, match="nothing to go on with"):
+    with pytest.raises(SystemExit, match="nothing to continue"):
         command.main([*options, "--resume", "--output", str(tmp_path / "other")])
