@@ -5,13 +5,17 @@ INSTALLED_BENCH := .venv/.installed-bench
 # one worker per CPU; a worker that runs out of tests takes some of another's, so most module fixtures are built once
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal --durations=20
 
-.PHONY: demo test test-slow lint format bench bench-quick tasks clean
+.PHONY: demo test tests test-slow lint format bench bench-quick tasks clean
 
 # pretrain a small model on the docstrings of this machine; run it again to continue after an interruption
 demo: $(INSTALLED)
 	$(BIN)/bertblocks pretrain
 
-test: lint
+# lint and tests share the CPUs, because mypy uses one of them only
+test: $(INSTALLED)
+	$(MAKE) --jobs=2 lint tests
+
+tests: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 # heavy checks: presets at full size, long texts
