@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import signal
 
 import pyarrow as pa
 import pytest
@@ -23,6 +25,7 @@ from bertblocks.data.docstrings import (
 )
 from bertblocks.data.prepare import prepare
 from bertblocks.data.stream import PackedStream, Position, StreamSource
+from bertblocks.data.workers import worker_pool
 from bertblocks.text.records import DataError
 from bertblocks.text.tokenizer_training import train_tokenizer
 
@@ -365,6 +368,11 @@ def test_the_corpus_of_docstrings(tmp_path):
     assert {document.text: document.held_out for document in corpus.documents(RecordCounts())} == {
         record["text"]: record["held_out"] for record in records
     }
+
+
+def test_a_killed_worker_is_an_error_in_one_sentence():
+    with pytest.raises(DataError, match="A worker process was killed"), worker_pool(1) as pool:
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=6), st.integers(1, 1000), min_size=1), st.floats(0.01, 0.9))

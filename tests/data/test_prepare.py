@@ -255,6 +255,54 @@ def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path, corpus,
         assert (tmp_path / "killed" / name).stat().st_mtime_ns == written
 
 
+SLOW = """
+import sys, time
+from bertblocks.data.corpus import FileCorpus
+from bertblocks.data.prepare import prepare
+from bertblocks.text.tokenizers import load_fast_tokenizer
+
+class SlowCorpus(FileCorpus):
+    def read(self, shard):
+        for document in super().read(shard):
+            time.sleep(0.02)
+            yield document
+
+if __name__ == "__main__":
+    corpus = SlowCorpus((sys.argv[1],), held_out=0.1, shard_bytes=8_000)
+    prepare(corpus, load_fast_tokenizer(sys.argv[2]), sys.argv[3], workers=2)
+"""
+
+
+def test_workers_end_with_a_killed_parent_and_a_restart_succeeds(tmp_path, corpus, tokenizer):
+    import psutil
+
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "slow.py").write_text(SLOW)
+    folder = tmp_path / "store"
+    command = [sys.executable, tmp_path / "slow.py", corpus.files[0], tmp_path / "tokenizer", folder]
+    process = subprocess.Popen([str(part) for part in command])
+    wait_for(lambda: list(folder.glob(".shard-*.partial")), 120)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    with pytest.raises(DataError, match="Another process is writing tokens to"):
+        prepare(corpus, tokenizer, folder, workers=1)
+    process.kill()
+    process.wait()
+    store = prepare(corpus, tokenizer, folder, workers=1)
+    assert store.lengths.tolist() == [
+        len(tokenizer(text, add_special_tokens=False).input_ids) for text in make_texts(600)
+    ]
+    wait_for(lambda: not any(worker.is_running() for worker in workers), 20)
+    assert not list(folder.glob("*.partial"))
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 # ---------------------------------------------------------------------- commands
 
 

@@ -14,15 +14,14 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 
 from bertblocks.core.storage import atomic_file
 from bertblocks.data.corpus import FileCorpus
+from bertblocks.data.workers import worker_pool
 
 #: Folders with other packages, or with files that have no documentation.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "testing", "_testing"}
@@ -63,7 +62,7 @@ def gather_docstrings(
     tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     texts: dict[bytes, tuple[str, str]] = {}
     broken = 0
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with worker_pool(workers) as pool:
         for found, failed in pool.map(read_files, tasks):
             broken += failed
             for package, text in found:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from bertblocks.core.storage import PARTIAL, atomic_file, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
 from bertblocks.data.tokens import INFO, TokenStore
+from bertblocks.data.workers import worker_pool
 from bertblocks.text.records import DataError
 
 if TYPE_CHECKING:
@@ -55,22 +56,38 @@ def prepare(
     described = json.dumps([FORMAT, corpus.describe(), backend], sort_keys=True)
     fingerprint = blake2b(described.encode(), digest_size=16).hexdigest()
     shards = corpus.shards()
-    claim_folder(folder, fingerprint, overwrite)
-    if not (folder / PLAN).is_file():
-        write_json(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
-    if not (folder / TOKENIZER).is_file():
-        write_json(folder / TOKENIZER, backend)
-    missing = [number for number in range(len(shards)) if not _marker(folder, number).is_file()]
-    on_shard(len(shards) - len(missing), len(shards))
-    finished = _make_shards(corpus, shards, folder, missing, workers or os.cpu_count() or 1)
-    for done, _ in enumerate(finished, start=len(shards) - len(missing) + 1):
-        on_shard(done, len(shards))
-    if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
-        write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
+    with _locked(folder):
+        claim_folder(folder, fingerprint, overwrite)
+        if not (folder / PLAN).is_file():
+            write_json(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
+        if not (folder / TOKENIZER).is_file():
+            write_json(folder / TOKENIZER, backend)
+        missing = [number for number in range(len(shards)) if not _marker(folder, number).is_file()]
+        on_shard(len(shards) - len(missing), len(shards))
+        finished = _make_shards(corpus, shards, folder, missing, workers or os.cpu_count() or 1)
+        for done, _ in enumerate(finished, start=len(shards) - len(missing) + 1):
+            on_shard(done, len(shards))
+        if missing or _read(folder / INFO).get("fingerprint") != fingerprint:
+            write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
     store = TokenStore(folder)
     counts = RecordCounts(good=store.counts["documents"], bad=store.counts["bad_records"], named=store.bad_records)
     counts.check(max_bad_share, corpus.name_source())
     return store
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing into a folder. The lock ends with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"Another process is writing tokens to {folder}; wait until it ends.") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -86,22 +103,10 @@ def _make_shards(corpus: Corpus, shards: list[Any], folder: Path, missing: list[
             make_shard(corpus, shards[number], folder, number)
             yield
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_use_one_core) as pool:
+    with worker_pool(workers) as pool:
         jobs = [pool.submit(make_shard, corpus, shards[number], folder, number) for number in missing]
-        try:
-            for job in as_completed(jobs):
-                yield job.result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "A worker process was killed, most likely for lack of memory; run again with fewer workers. Finished "
-                "shards are kept."
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _use_one_core() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        for job in as_completed(jobs):
+            yield job.result()
 
 
 def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
