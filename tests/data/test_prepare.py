@@ -221,6 +221,58 @@ def test_a_folder_without_tokens_is_an_error(tmp_path):
         TokenStore(tmp_path)
 
 
+def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path, corpus, tokenizer):
+    """Every byte counts: of those of a shard, a flipped token id would train other weights without a word."""
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    shard = folder / "shard-00001.arrow"
+    content = shard.read_bytes()
+    for position in np.random.default_rng(0).integers(0, len(content), 30).tolist():
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << (position % 8)
+        shard.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"shard-00001\.arrow is damaged .*; delete it and shard-00001\.json"):
+            TokenStore(folder)
+    # the advice of the message helps
+    shard.unlink()
+    (folder / "shard-00001.json").unlink()
+    prepare(corpus, tokenizer, folder, workers=1)
+    assert shard.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("shard-00000.arrow", b""),
+        ("shard-00000.arrow", None),
+        ("tokens.json", b"{oops"),
+        ("tokens.json", b"{}"),
+        ("tokens.json", b'{"counts": {}, "bad_records": [], "fingerprint": "x", "shards": 3}'),
+        ("shard-00000.json", b"{}"),
+        ("plan.json", b"[]"),
+    ],
+)
+def test_damaged_stores_are_one_sentence(tmp_path, corpus, tokenizer, name, content):
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    if name == "shard-00000.json":
+        (folder / "tokens.json").unlink()
+    with pytest.raises((OSError, ValueError), match=name):
+        TokenStore(folder) if name == "tokens.json" else prepare(corpus, tokenizer, folder, workers=1)
+
+
+def test_stores_without_checksums_still_open(tmp_path, corpus, tokenizer):
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    info = json.loads((folder / "tokens.json").read_text())
+    del info["checksums"]
+    (folder / "tokens.json").write_text(json.dumps(info))
+    assert len(TokenStore(folder)) == 600
+
+
 KILLED = """
 import sys
 from bertblocks.data.corpus import FileCorpus

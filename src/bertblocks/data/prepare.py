@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertblocks.core.storage import PARTIAL, atomic_file, remove_partial, write_json
+from bertblocks.core.storage import PARTIAL, atomic_file, read_json, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
-from bertblocks.data.tokens import INFO, TokenStore
+from bertblocks.data.tokens import INFO, TokenStore, crc32
 from bertblocks.data.workers import worker_pool
 from bertblocks.text.records import DataError
 
@@ -128,7 +128,9 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
             counts["held_out_documents"] += int(held_out.sum())
             counts["held_out_tokens"] += int(lengths[held_out].sum())
         writer.finalize(close_stream=False)
-    write_json(_marker(folder, number), {"tally": asdict(records), "counts": counts})
+    write_json(
+        _marker(folder, number), {"tally": asdict(records), "counts": counts, "crc32": crc32(_arrow(folder, number))}
+    )
 
 
 def _tokenize(tokenizer: Tokenizer, documents: list[Document]) -> tuple[Any, np.ndarray]:
@@ -173,13 +175,13 @@ def _marker(folder: Path, number: int) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """The plan of an earlier call; None for a new folder. Raises if the folder has other contents."""
     plan = _read(folder / PLAN)
-    if "fingerprint" in plan:
+    if isinstance(plan.get("fingerprint"), str) and isinstance(plan.get("shards"), int):
         return plan
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if foreign := sorted(name for name in names if name != DOCSTRINGS and not name.endswith(PARTIAL)):
@@ -211,14 +213,21 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
 def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
     records = RecordCounts()
     counts: dict[str, int] = {}
+    checksums: dict[str, int] = {}
     for number in range(shards):
         marker = _read(_marker(folder, number))
-        records.add(RecordCounts(**marker["tally"]))
-        for key, count in marker["counts"].items():
-            counts[key] = counts.get(key, 0) + count
+        try:
+            records.add(RecordCounts(**marker["tally"]))
+            for key, count in marker["counts"].items():
+                counts[key] = counts.get(key, 0) + count
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{_marker(folder, number)} is damaged; delete it and run the command again.") from error
+        if "crc32" in marker:
+            checksums[_arrow(folder, number).name] = marker["crc32"]
     return {
         "fingerprint": fingerprint,
         "counts": {"documents": records.good, "bad_records": records.bad, **counts},
         "bad_records": records.named,
         "shards": [_arrow(folder, number).name for number in range(shards)],
+        "checksums": checksums,
     }
