@@ -258,6 +258,21 @@ def test_a_sample_is_spread_over_the_corpus_and_holds_nothing_held_out(tmp_path)
     assert everything == set(texts) - held_out
 
 
+def test_a_sample_respects_its_size_whatever_the_documents(tmp_path):
+    write_kind(tmp_path / "a.jsonl", "jsonl", ["\u00e4" * 10**6, "short"])
+    (text,) = FileCorpus((str(tmp_path / "a.jsonl"),)).sample(1000)
+    assert len(text.encode()) <= 1000 + 2**16
+
+
+def test_a_sample_without_documents_names_the_files_and_the_reason(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match=r"a\.txt: there are no documents among 0 records\."):
+        list(FileCorpus((str(tmp_path / "a.txt"),)).sample(1000))
+    (tmp_path / "a.jsonl").write_text("oops\n")
+    with pytest.raises(DataError, match=r"among 1 records: .*a\.jsonl line 1: the line is not JSON"):
+        list(FileCorpus((str(tmp_path / "a.jsonl"),)).sample(1000))
+
+
 def test_a_dataset_is_read_by_rows(tmp_path):
     import datasets
 

@@ -378,6 +378,22 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path):
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
 
 
+def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path):
+    import resource
+
+    write_texts(tmp_path / "a.jsonl", make_texts(50))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # writing beyond fails as on a full disk
+    try:
+        result = run("tokenizer", "train", tmp_path / "tokenizer", tmp_path / "a.jsonl", "--vocab-size", 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.exit_code == 1
+    assert "Cannot write the tokenizer" in result.stderr
+    assert "Traceback" not in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 def test_commands_say_in_one_sentence_what_is_wrong(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     write_texts(tmp_path / "a.jsonl", [""])

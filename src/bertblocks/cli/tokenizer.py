@@ -41,6 +41,7 @@ def train(
     """Train a tokenizer on a corpus and write it for `AutoTokenizer`."""
     from bertblocks.core.storage import atomic_folder, require_new_folder
     from bertblocks.text.tokenizer_training import train_tokenizer
+    from bertblocks.text.tokenizers import save_tokenizer
 
     with TemporaryDirectory() as folder:
         cache = Path(folder, "docstrings.jsonl") if docstrings else None
@@ -49,7 +50,7 @@ def train(
             require_new_folder(target)
             tokenizer = train_tokenizer(kind, vocab_size, corpus.sample(max_megabytes * 10**6))
             with atomic_folder(target) as scratch:
-                tokenizer.save_pretrained(scratch)
+                save_tokenizer(tokenizer, scratch)
         except (OSError, ValueError) as error:
             fail(error)
     typer.echo(f"{target}: a {kind} tokenizer of {len(tokenizer):,} entries.")

@@ -23,6 +23,8 @@ from bertblocks.text.records import BadRecord, DataError, Location, ReadOptions,
 SHARD_BYTES = 64 * 2**20
 #: Rows of a dataset in a shard.
 SHARD_ROWS = 20_000
+#: How far the last document of a shard may exceed the sample for a tokenizer, in bytes.
+SAMPLE_EXCESS = 2**16
 #: Bad records whose location and reason are kept; all are counted.
 NAMED = 20
 
@@ -69,7 +71,8 @@ class RecordCounts:
                 f"{named}."
             )
         if not self.good:
-            raise DataError(f"{source}: there are no documents among {total:,} records.")
+            reason = f": {self.named[0]}" if self.named else ""
+            raise DataError(f"{source}: there are no documents among {total:,} records{reason}.")
 
 
 class Corpus(ABC):
@@ -128,14 +131,17 @@ class Corpus(ABC):
     def sample(self, max_bytes: int) -> Iterator[str]:
         """About `max_bytes` of texts for training a tokenizer, spread over all shards; none of them is held out."""
         shards = self.shards()
+        counts = RecordCounts()
         for number, shard in enumerate(shards):
             room = max_bytes * (number + 1) // len(shards) - max_bytes * number // len(shards)
-            for document in RecordCounts().count(self.read(shard)):
+            for document in counts.count(self.read(shard)):
                 if room <= 0:
                     break
                 if not document.held_out:
-                    room -= len(document.text.encode())
-                    yield document.text
+                    encoded = document.text.encode()[: room + SAMPLE_EXCESS]
+                    room -= len(encoded)
+                    yield encoded.decode(errors="ignore")
+        counts.check(1.0, self.name_source())
 
 
 def _fraction(text: bytes) -> float:

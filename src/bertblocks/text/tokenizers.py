@@ -51,6 +51,16 @@ def load_tokenizer_if_any(folder: Path) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a tokenizer. A full disk is an `OSError`, although the tokenizers library raises a plain `Exception`."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise OSError(f"Cannot write the tokenizer to {folder}: {error}.") from error
+
+
 def load_fast_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
     """A tokenizer with a `tokenizer.json`, which preparing tokens requires."""
     tokenizer = load_tokenizer(source)
