@@ -24,13 +24,14 @@ from benchmarks.measure import Spread, ratios
 from bertblocks import to_huggingface
 from bertblocks.training import loop
 from bertblocks.training.build import build_model, build_objectives
-from bertblocks.training.corpora import Texts, make_texts
+from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
 from bertblocks.training.optimizers import get_optimizers
-from bertblocks.training.packed_task import PackedTask
 from bertblocks.training.precision import choose_precision
+from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
+from bertblocks.training.training_plan import TrainingPlan
 
 GOAL = 3.0
 #: Steps of BertBlocks per round. The first step does not count on either side.
@@ -47,14 +48,14 @@ class Setting:
         self.world: World = join(self.recipe.run.device)
         self.precision = choose_precision(self.recipe.run.precision, self.world.device)
         self.quiet = Progress(Console(quiet=True), is_shown=False)
-        self.texts: Texts = make_texts(self.recipe, self.world, Progress(Console(stderr=True)))
+        self.texts: TokenizedCorpus = prepare_corpus(self.recipe, self.world, Progress(Console(stderr=True)))
         torch.manual_seed(0)
-        self.weights = build_model(self.recipe, self.texts.tokenizer).state_dict()
+        self.weights = build_model(TrainingPlan(self.recipe), self.texts.tokenizer).state_dict()
         self.length = self.recipe.phases[0].length or 128
         self.rows = (self.recipe.phases[0].batch_tokens or 4096) // self.length
 
     def model(self) -> Any:
-        model = build_model(self.recipe, self.texts.tokenizer)
+        model = build_model(TrainingPlan(self.recipe), self.texts.tokenizer)
         model.load_state_dict(self.weights)
         return model
 
@@ -63,7 +64,8 @@ def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
     """Seconds and real tokens of all steps except the first."""
     recipe = setting.recipe
     model = setting.model()
-    task = PackedTask(recipe, setting.texts.train, build_objectives(recipe, setting.texts.tokenizer, model.config))
+    plan = TrainingPlan(recipe)
+    task = PretrainingTask(plan, setting.texts.train, build_objectives(plan, setting.texts.tokenizer, model.config))
     trainer = loop.Trainer(
         model,
         task,

@@ -39,9 +39,9 @@ from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.classify.metrics import regression_scores
 from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.settings import ClassifySettings
-from bertblocks.training.finetune import FineTuned
+from bertblocks.training.finetune import FinetuneResult
 from bertblocks.training.precision import choose_precision
-from bertblocks.training.starting_model import start_model
+from bertblocks.training.starting_model import load_starting_model
 
 MODEL = get_model_path()
 BATCH_SIZE = 32
@@ -65,7 +65,9 @@ class Tasks:
     def __init__(self, data: Path, scratch: Path, seeds: int) -> None:
         self.data, self.scratch, self.seeds = data, scratch, seeds
 
-    def train(self, task: str, name: str, train: str, test: str | None, **settings: Any) -> tuple[FineTuned, float]:
+    def train(
+        self, task: str, name: str, train: str, test: str | None, **settings: Any
+    ) -> tuple[FinetuneResult, float]:
         started = time.perf_counter()
         file, folder = None if test is None else self.data / test, self.scratch / name
         done = finetune(task, MODEL, self.data / train, file, folder, progress=True, seeds=self.seeds, **settings)
@@ -106,7 +108,7 @@ class Lesson:
         self.train, self.test, self.epochs = data / name / "train.csv", data / name / "test.csv", epochs
         self.task = ClassifyTask(ClassifySettings())
         self.examples, self.test_examples = self.task.read(self.train), self.task.read(self.test)
-        self.learning_rate = start_model(MODEL, self.task).learning_rate
+        self.learning_rate = load_starting_model(MODEL, self.task).learning_rate
         self.steps = math.ceil(epochs * len(self.examples) / BATCH_SIZE)
 
 

@@ -168,5 +168,5 @@ def test_glue_runs_from_its_own_files(language_model, tmp_path):
     assert Path(start["model"]) == tmp_path / "out" / "mnli"
     with pytest.raises(DataError, match=r"SST-2.train\.tsv: no such file"):
         run_glue(language_model, data, tmp_path / "out", ["sst2"])
-    with pytest.raises(DataError, match=r"'colla' is no task of GLUE \(did you mean 'cola'"):
+    with pytest.raises(DataError, match=r"'colla' is not a GLUE task \(did you mean 'cola'"):
         run_glue(language_model, data, tmp_path / "out", ["colla"])

@@ -8,11 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bertblocks import BertBlocksConfig
 from bertblocks.reports.charts import heat_map
-from bertblocks.reports.page import ReportSection, draw_curves, table, write_pretraining_report, write_report
-from bertblocks.training.held_out import FilledMask
-from bertblocks.training.recipe import read_recipe
+from bertblocks.reports.page import ReportSection, draw_curves, table, write_report
+from bertblocks.reports.pretraining import write_pretraining_report
 
 VOID = {"meta", "br", "rect", "line", "polyline", "circle"}
 
@@ -56,7 +54,7 @@ def test_curves_are_those_of_the_metrics(tmp_path):
     charts = draw_curves(tmp_path / "metrics.jsonl")
     titles = [re.search(r"<title>(.*?)</title>", chart)[1] for chart in charts]
     assert titles == [
-        "Loss", "Quality", "Learning rate", "Tokens per second", "Gradient norm", "Share of slots that hold tokens",
+        "Loss", "Quality", "Learning rate", "Tokens per second", "Gradient norm", "Share of slots filled with tokens",
     ]  # fmt: skip
     # the training loss is a line of 29 points, the one evaluation a dot
     assert len(re.search(r'points="(.*?)"', charts[0])[1].split()) == 29
@@ -65,16 +63,17 @@ def test_curves_are_those_of_the_metrics(tmp_path):
 
 def test_the_report_of_a_pretraining_run(tmp_path):
     write_metrics(tmp_path)
-    recipe = read_recipe("demo", [f"run.folder={tmp_path}"])
     metrics = {"held_out_loss": 3.25, "held_out_accuracy": 0.42, "pseudo_perplexity": 17.5}
     unigram = {"unigram_loss": 7.5, "unigram_accuracy": 0.05}
     evil = "<script>alert('&')</script>"
     path = write_pretraining_report(
-        recipe,
-        BertBlocksConfig.from_preset("mini"),
-        {"tokens": 4_096_000, "corpus <x>": "docstrings"},
+        tmp_path,
+        "demo",
         {**metrics, **unigram},
-        [FilledMask(f"a [MASK] {evil}", "cat", [(evil, 0.75), ("dog", 0.2)])],
+        [(f"a [MASK] {evil}", "cat", [(evil, 0.75), ("dog", 0.2)])],
+        facts={"tokens": 4_096_000, "corpus <x>": "docstrings"},
+        recipe={"optimizer": {"lr": 1e-3}},
+        config={"hidden_size": 64},
     )
     assert path == tmp_path / "report.html"
     text = path.read_text(encoding="utf-8")

@@ -15,13 +15,14 @@ from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
 from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.distributed import World, join
-from bertblocks.training.held_out import HeldOut
+from bertblocks.training.held_out import HeldOutEvaluator
 from bertblocks.training.loop import ModelSelection, Outcome, Trainer
 from bertblocks.training.optimizers import get_optimizers
-from bertblocks.training.packed_task import PackedTask
-from bertblocks.training.prefetch import Prepared
+from bertblocks.training.prefetch import PreparedStep
+from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
+from bertblocks.training.training_plan import TrainingPlan
 
 VOCABULARY = 64
 BASE = [
@@ -64,10 +65,10 @@ def make_model(dropout: float = 0.0, **options) -> BertBlocksForMaskedLM:
     return BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", attention_output_dropout=dropout, **options))
 
 
-def make_task(recipe: Recipe) -> PackedTask:
+def make_task(recipe: Recipe) -> PretrainingTask:
     objectives = [MaskedLanguageModeling(make_vocabulary(), 0.3) for _ in recipe.phases]
-    held_out = HeldOut([Documents(1)], make_vocabulary(), 32, 400)
-    return PackedTask(recipe, {"docstrings": Documents(0)}, objectives, held_out)
+    held_out = HeldOutEvaluator([Documents(1)], make_vocabulary(), 32, 400)
+    return PretrainingTask(TrainingPlan(recipe), {"docstrings": Documents(0)}, objectives, held_out)
 
 
 def make_trainer(
@@ -108,7 +109,7 @@ def die_at_step(number: int) -> None:
     """This process is killed, for real, when it comes to a step."""
     step = Trainer._step
 
-    def run(self: Trainer, prepared: Prepared) -> None:
+    def run(self: Trainer, prepared: PreparedStep) -> None:
         if prepared.step == number:
             os.kill(os.getpid(), signal.SIGKILL)
         step(self, prepared)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertblocks.training.checkpoints import MARKER, CheckpointError, CheckpointFolder, check
+from bertblocks.training.checkpoints import MARKER, CheckpointError, CheckpointFolder, verify_checkpoint
 from tests.training.helpers import train
 
 
@@ -36,7 +36,7 @@ def test_what_the_run_has_gone_behind_does_not_count(tmp_path):
         write(folder, step)
     damage_content(tmp_path / "step-00000500")
     (tmp_path / "step-00000050").mkdir()
-    assert folder.find().path == tmp_path / "step-00000400"
+    assert folder.find_latest().path == tmp_path / "step-00000400"
     write(folder, 450)
     assert folder.steps() == [100, 400, 450]
 
@@ -69,7 +69,7 @@ def damage_no_marker(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (damage_content, "is damaged: numbers.json is not what was written"),
+        (damage_content, "is damaged: numbers.json has changed since it was written"),
         (damage_missing, "is damaged: part/more.txt is missing"),
         (damage_marker, f"is damaged: {MARKER} cannot be read"),
         (damage_no_marker, f"is incomplete: it has no {MARKER}"),
@@ -79,16 +79,16 @@ def test_damage_is_named_and_the_one_before_found(tmp_path, damage, reason):
     folder = CheckpointFolder(tmp_path)
     first, second = write(folder, 1), write(folder, 2)
     damage(second)
-    found = folder.find()
+    found = folder.find_latest()
     assert found.path == first
     assert len(found.problems) == 1
     assert found.problems[0].startswith(f"{second} {reason}")
     assert write(folder, 2) == second  # written again over what was damaged
-    assert check(second) is None
+    assert verify_checkpoint(second) is None
 
 
 def test_nothing_to_find(tmp_path):
-    assert CheckpointFolder(tmp_path / "none").find().path is None
+    assert CheckpointFolder(tmp_path / "none").find_latest().path is None
 
 
 def test_a_write_that_fails_leaves_the_others(tmp_path):
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_others(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"step-00000002 could not be written: .*No space left.* intact"):
         folder.write(2, full)
-    assert folder.find().path == first
+    assert folder.find_latest().path == first
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
@@ -122,7 +122,7 @@ def test_a_disk_that_fills_up_for_real(tmp_path):
     said = (tmp_path / "said").read_text()
     assert "step-00000024 could not be written" in said
     assert "Earlier checkpoints are intact" in said
-    found = CheckpointFolder(tmp_path / "run" / "checkpoints").find()
+    found = CheckpointFolder(tmp_path / "run" / "checkpoints").find_latest()
     assert found.path is not None
     assert found.path.name == "step-00000020"
     assert train(tmp_path / "run").state.step == 24

@@ -11,8 +11,13 @@ from typer.testing import CliRunner
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
 from bertblocks.analysis import build
 from bertblocks.cli.main import app
-from bertblocks.training import estimate as planning
-from bertblocks.training.estimate import GPUS, flops_per_token, implied_utilization, make_plan, planned_config
+from bertblocks.training.estimate import (
+    DEFAULT_UTILIZATION,
+    GPUS,
+    estimate_run,
+    expected_config,
+    flops_per_token,
+)
 from bertblocks.training.recipe import read_recipe, recipe_names
 
 
@@ -20,11 +25,9 @@ def test_the_published_run_of_modernbert_is_what_the_arithmetic_says():
     """1.7T tokens of 1,024 in 194 h, 250B of 8,192 in 40 h and 50B in 12 h, on 8 H100."""
     peak = 8 * GPUS["h100"].flops
     model = build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")
-    share = implied_utilization(
-        model, planning.PUBLISHED_LENGTH, planning.PUBLISHED_TOKENS, planning.PUBLISHED_HOURS, peak
-    )
-    assert share == pytest.approx(planning.DEFAULT_UTILIZATION, rel=0.05)
-    made = make_plan(read_recipe("modernbert-base"), "h100", 8, share)
+    share = flops_per_token(model, 1024, labelled=0.3) * 1.7e12 / (194 * 3600 * peak)
+    assert share == pytest.approx(DEFAULT_UTILIZATION, rel=0.05)
+    made = estimate_run(read_recipe("modernbert-base"), "h100", 8, share)
     hours = [phase.hours for phase in made.phases]
     # the recipe's first phase is 1.72T where the hours are given for 1.7T
     assert hours[0] == pytest.approx(194 * 1.72 / 1.7, rel=0.01)
@@ -45,8 +48,8 @@ def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attent
 
 def test_memory_of_the_states_is_that_of_real_tensors():
     recipe = read_recipe("demo", ["tokenizer.vocab_size=512", "run.precision=fp32"])
-    made = make_plan(recipe, "a100", 1)
-    model = BertBlocksForMaskedLM(planned_config(recipe))
+    made = estimate_run(recipe, "a100", 1)
+    model = BertBlocksForMaskedLM(expected_config(recipe))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss.backward()
     optimizer.step()
@@ -59,7 +62,7 @@ def test_memory_of_the_states_is_that_of_real_tensors():
 
 
 def cost(*overrides: str, count: int = 1, name: str = "modernbert-base"):
-    return make_plan(read_recipe(name, list(overrides)), "h100", count).phases[0]
+    return estimate_run(read_recipe(name, list(overrides)), "h100", count).phases[0]
 
 
 def test_each_choice_changes_what_it_should():
@@ -82,7 +85,7 @@ def test_each_choice_changes_what_it_should():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_has_a_plan(name):
-    made = make_plan(read_recipe(name), "h100", 8)
+    made = estimate_run(read_recipe(name), "h100", 8)
     assert made.hours > 0
     assert made.flops == sum(phase.tokens * phase.flops_per_token for phase in made.phases)
     assert made.fits
@@ -115,7 +118,7 @@ def test_the_command():
         (["demo", "--count", "0"], "--count is 0"),
         (["demo", "--utilization", "40"], "--utilization is 40"),
         (["demo", "--count", "64"], "phase 1 has batches of 16 rows; 64 devices need at least one row each"),
-        (["modernbert"], "modernbert is neither a file nor a recipe that comes with BertBlocks (did you mean"),
+        (["modernbert"], "modernbert is neither a file nor a shipped recipe (did you mean"),
         (["demo", "run.sede=1"], "did you mean 'seed'?"),
     ],
 )

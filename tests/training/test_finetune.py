@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, me
     assert done.scores[metric] >= least
     assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"] == done.scores
     report = (tmp_path / "out" / "report.html").read_text()
-    assert "On the evaluation examples" in report
+    assert "Scores on the evaluation examples" in report
     assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
     predictor = Predictor(tmp_path / "out", dtype=torch.float32)
     text = "the stone is blue ."
@@ -189,6 +190,14 @@ def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
     assert scores[-2:] != sorted(scores)[-2:] or scores[-1] <= max(scores[:-2])
 
 
+def test_finetune_works_outside_the_main_thread(base, files, tmp_path):
+    """Python allows signal handlers in the main thread only."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(finetune, "classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5)
+        assert done.result().scores.keys() >= {"accuracy"}
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def test_a_killed_run_goes_on_to_the_same_weights(base, files, tmp_path):
     command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
     command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
@@ -264,7 +273,7 @@ def test_the_command_prints_scores_and_does_not_overwrite(base, files, tmp_path)
     assert code == 0
     assert "accuracy (chosen by)" in text
     assert "text=text, label=label" in text
-    assert "24 of the examples (seed 0) are kept" in text
+    assert "24 of the examples (seed 0) are held out" in text
     code, text = run_cli(*arguments)
     assert code == 1
     assert "holds a finished run" in text
@@ -287,7 +296,7 @@ def test_nothing_is_replaced_before_everything_is_read(base, files, tmp_path):
     with pytest.raises(DataError, match="no column 'lable'"):
         finetune("classify", base, train, output=tmp_path / "new", label="lable", epochs=0.5)
     finetune("classify", base, train, output=tmp_path / "new", label="label", epochs=0.5)
-    with pytest.raises(ValueError, match="max_length is 5000; the model reads"):
+    with pytest.raises(ValueError, match="max_length is 5000; the model reads at most"):
         finetune("classify", base, train, output=tmp_path / "long", max_length=5000)
 
 
@@ -295,7 +304,7 @@ def test_another_request_in_a_folder_names_the_key(base, files, tmp_path):
     out, train = tmp_path / "out", files / "classify.csv"
     finetune("classify", base, train, output=out, epochs=0.5)
     (out / "results.json").unlink()
-    with pytest.raises(RunFolderError, match=r"holds a run with epochs = 0\.5, and epochs is now 1\.0"):
+    with pytest.raises(RunFolderError, match=r"holds a run with epochs = 0\.5, but epochs is now 1\.0"):
         finetune("classify", base, train, output=out, epochs=1)
 
 

@@ -14,7 +14,7 @@ import bertblocks
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.distributed import World
 from bertblocks.training.loop import ModelSelection, NonFiniteError
-from bertblocks.training.prefetch import split
+from bertblocks.training.prefetch import split_micro_batches
 from bertblocks.training.state import EMA
 from tests.training.helpers import VOCABULARY, make_model, make_recipe, make_task, make_trainer, train
 
@@ -50,11 +50,11 @@ def test_same_losses_as_transformers_with_torch_adamw(tmp_path):
     ]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.98), eps=1e-6)
     recipe = make_recipe("phases.0.duration=20", "optimizer.lr=3e-3")
-    task, position, expected = make_task(recipe), trainer.task.start(), []
+    task, position, expected = make_task(recipe), trainer.task.initial_position(), []
     theirs.train()
     for step in range(20):
-        rows, position = task.take(step, position)
-        loss = theirs(**pad(task.batch(step, rows))).loss
+        rows, position = task.next_items(step, position)
+        loss = theirs(**pad(task.collate(step, rows))).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
@@ -101,7 +101,7 @@ def test_the_running_mean_is_the_mean(tmp_path):
         expected = {name: decay * one + (1 - decay) * weights[name] for name, one in expected.items()}
     for name, one in load_file(tmp_path / "checkpoints" / "step-00000006" / EMA).items():
         torch.testing.assert_close(one, expected[name])
-    with trainer.weights_in_use():
+    with trainer.evaluation_weights():
         inside = trainer.model.decoder.bias.clone()
     assert torch.allclose(inside, expected["decoder.bias"])
     assert not torch.equal(inside, trainer.model.decoder.bias)
@@ -121,8 +121,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
     file = next(tmp_path.glob("not-finite-*.safetensors"))
     assert str(file) in str(error.value)
     kept = load_file(file)
-    rows, _ = trainer.task.take(5, trainer.state.position)
-    assert torch.equal(kept["0.input_ids"], trainer.task.batch(5, rows).input_ids)
+    rows, _ = trainer.task.next_items(5, trainer.state.position)
+    assert torch.equal(kept["0.input_ids"], trainer.task.collate(5, rows).input_ids)
     assert trainer.state.step == 5
     assert trainer.checkpoints.steps() == [4]
     assert all(one.isfinite().all() for one in trainer.model.parameters())
@@ -164,7 +164,7 @@ def test_phases_change_theta_length_and_mixture(tmp_path):
     again.train()
     assert again.model.config.rope_theta == 5e4
     assert torch.equal(again.model.eval()(ids).logits, trainer.model(ids).logits)
-    rows, position = trainer.task.take(3, {"phase": 0, "pool": 7, "row": 7})
+    rows, position = trainer.task.next_items(3, {"phase": 0, "pool": 7, "row": 7})
     assert (len(rows), position["phase"]) == (8, 1)
     assert max(len(piece.ids) for row in rows for piece in row) <= 14
 
@@ -215,7 +215,7 @@ def test_half_precision_is_near_full_and_resumes(tmp_path, precision):
 @pytest.mark.parametrize("most", [None, 1, 2, 5, 100])
 def test_every_item_is_in_one_micro_batch(size, most):
     items = list(range(17))
-    parts = [split(items, World(rank, size, torch.device("cpu")), most) for rank in range(size)]
+    parts = [split_micro_batches(items, World(rank, size, torch.device("cpu")), most) for rank in range(size)]
     assert [item for part in parts for batch in part for item in batch] == items
     assert len({len(part) for part in parts}) == 1, "processes would wait for one another for ever"
     assert all(part for batches in parts for part in batches)
@@ -223,7 +223,7 @@ def test_every_item_is_in_one_micro_batch(size, most):
 
 def test_too_few_items_for_the_processes():
     with pytest.raises(ValueError, match="2 items for 3 processes"):
-        split([1, 2], World(0, 3, torch.device("cpu")), None)
+        split_micro_batches([1, 2], World(0, 3, torch.device("cpu")), None)
 
 
 @pytest.mark.slow

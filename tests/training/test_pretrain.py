@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
-from bertblocks.training.held_out import HeldOut, Unigram
+from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
 from bertblocks.training.pretrain import is_free_key
 from bertblocks.training.run_folder import differences
 from tests.training.helpers import VOCABULARY, Documents, make_model, make_vocabulary
@@ -94,7 +94,7 @@ def test_from_texts_to_a_model(recipe, tmp_path):
     assert json.loads((checkpoint / "recipe.json").read_text())["optimizer"]["lr"] == 1e-2
 
     again = run(recipe)
-    assert "Continuing from" in again.output
+    assert "Resuming from" in again.output
     assert json.loads((folder / "result.json").read_text()) == result
     other = run(recipe, f"run.folder={tmp_path / 'other'}")
     assert other.exit_code == 0
@@ -196,7 +196,7 @@ def test_a_folder_holds_one_run(recipe):
 
 
 def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe, tmp_path):
-    """Texts that change or go away after the start change nothing."""
+    """Texts that change or disappear after the start do not affect the run."""
     assert run(recipe).exit_code == 0
     (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
     (tmp_path / "texts.txt").unlink()
@@ -239,7 +239,7 @@ def test_what_a_run_may_change():
 
 
 def test_held_out_metrics_are_those_of_a_padded_loop():
-    model, held_out = make_model().eval(), HeldOut([Documents(3)], make_vocabulary(), 32, 600)
+    model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     losses, right = [], []
     for batch in held_out.batches:
         bounds = batch.cu_seqlens.tolist()
@@ -257,7 +257,7 @@ def test_held_out_metrics_are_those_of_a_padded_loop():
 
 
 def test_pseudo_perplexity_is_exact():
-    model, held_out = make_model().eval(), HeldOut([Documents(3)], make_vocabulary(), 32, 600)
+    model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     pieces, losses = iter(held_out.pieces), []
     while len(losses) < 40:
         ids = torch.tensor([1, *next(pieces).ids.tolist(), 2])
@@ -272,7 +272,7 @@ def test_unigram_by_counting():
     documents = Documents(0, count=30)
     counts = [1 + sum(int((one == token).sum()) for one in documents.documents) for token in range(VOCABULARY)]
     targets = np.array([5, 9, 9, 60])
-    found = Unigram.count([documents], VOCABULARY).evaluate(targets)
+    found = UnigramBaseline.count([documents], VOCABULARY).evaluate(targets)
     assert found["unigram_loss"] == pytest.approx(-np.mean([np.log(counts[one] / sum(counts)) for one in targets]))
     assert found["unigram_accuracy"] == np.mean(targets == int(np.argmax(counts)))
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 
 from bertblocks import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
-from bertblocks.training.build import task_name
+from bertblocks.training.build import model_task_of
 from bertblocks.training.pretrain import pretrain
 from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
 from bertblocks.training.training_plan import TrainingPlan
@@ -33,7 +33,7 @@ def test_a_recipe_builds_its_model_and_its_schedule(name):
     assert recipe.description
     config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
     with torch.device("meta"):
-        model = TASK_MODELS[task_name(recipe)](config)
+        model = TASK_MODELS[model_task_of(recipe)](config)
     if name in PARAMETERS:
         assert model.num_parameters() == PARAMETERS[name]
     table = TrainingPlan(recipe)

@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, straigh
     damaged = bytearray(weights.read_bytes())
     damaged[-100] ^= 1
     weights.write_bytes(damaged)
-    found = make_trainer(tmp_path).checkpoints.find()
+    found = make_trainer(tmp_path).checkpoints.find_latest()
     assert found.path is not None
     assert found.path.name == "step-00000020"
     assert found.problems == [f"{newest} is damaged: model.safetensors is not what was written"]

@@ -10,7 +10,7 @@ from bertblocks.core.settings import RecipeError
 from bertblocks.training.amounts import Amount
 from bertblocks.training.recipe import read_recipe
 from bertblocks.training.sections import BatchWarmup
-from bertblocks.training.training_plan import Batches, TrainingPlan
+from bertblocks.training.training_plan import BatchPlan, TrainingPlan
 
 
 def rates(*overrides: str) -> list[float]:
@@ -87,7 +87,7 @@ def test_phases_take_over_what_they_do_not_say():
 )
 def test_batches_count_as_a_loop_does(rows, start, over, duration):
     start = min(start, rows)
-    batches = Batches(16, rows, duration, BatchWarmup(start=start * 16, over=over))
+    batches = BatchPlan(16, rows, duration, BatchWarmup(start=start * 16, over=over))
     sizes = [batches.rows_at(step) for step in range(batches.steps)]
     done = 0
     for step, size in enumerate(sizes):

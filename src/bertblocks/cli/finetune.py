@@ -12,7 +12,7 @@ from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.training.finetune import FineTuned
+    from bertblocks.training.finetune import FinetuneResult
 
 
 def finetune(
@@ -68,7 +68,7 @@ def finetune(
     _print(done, as_json)
 
 
-def _print(done: FineTuned, as_json: bool) -> None:
+def _print(done: FinetuneResult, as_json: bool) -> None:
     if as_json:
         values = {"folder": str(done.folder), "metric": done.metric, "scores": done.scores}
         print_json({**values, "runs": done.runs, "intervals": done.intervals})

@@ -1,4 +1,4 @@
-"""`bertblocks plan`: estimate what a recipe costs on a cluster."""
+"""`bertblocks plan`: estimates the cost of a recipe on a cluster."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import typer
 from bertblocks.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from bertblocks.training.estimate import Plan
+    from bertblocks.training.estimate import RunEstimate
 
 
 def plan(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a built-in recipe.")
+        str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a shipped recipe.")
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="The kind of device.")] = "h100",
-    count: Annotated[int, typer.Option(help="The number of devices.")] = 8,
+    gpu: Annotated[str, typer.Option(help="The kind of GPU.")] = "h100",
+    count: Annotated[int, typer.Option(help="The number of GPUs.")] = 8,
     utilization: Annotated[
-        float, typer.Option(help="The share of peak FLOPs reached; 0.25 is that of ModernBERT-base's published run.")
+        float, typer.Option(help="The share of peak FLOP/s reached; ModernBERT-base's published run reached 0.25.")
     ] = 0.25,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
+    """Estimate parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
     from bertblocks.cli.output import print_json
     from bertblocks.cli.source import fail
-    from bertblocks.training.estimate import make_plan
+    from bertblocks.training.estimate import estimate_run
     from bertblocks.training.recipe import read_recipe
 
     try:
-        made = make_plan(read_recipe(recipe, overrides or []), gpu, count, utilization)
+        estimate = estimate_run(read_recipe(recipe, overrides or []), gpu, count, utilization)
     except (OSError, ValueError) as error:
         fail(error)
     if as_json:
-        print_json({**asdict(made), "memory": made.memory, "fits": made.fits})
+        print_json({**asdict(estimate), "memory": estimate.memory, "fits": estimate.fits})
     else:
-        _print(made)
+        _print(estimate)
 
 
-def _print(made: Plan) -> None:
+def _print(estimate: RunEstimate) -> None:
     from rich.text import Text
 
     from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
@@ -52,23 +52,25 @@ def _print(made: Plan) -> None:
 
     console = make_console()
     console.print(
-        f"{made.recipe} on {made.count} {made.gpu} at {made.utilization:.0%} of peak: "
-        f"{made.parameters:,} parameters, {made.flops:.3g} FLOPs, {made.hours:,.1f} hours"
+        f"{estimate.recipe} on {estimate.count} {estimate.gpu} at {estimate.utilization:.0%} of their peak: "
+        f"{estimate.parameters:,} parameters, {estimate.flops:.3g} FLOPs, {estimate.hours:,.1f} hours"
     )
     table = make_table(["phase", "length", "steps", "tokens", "FLOPs per token", "tokens/s", "hours"])
-    for phase in made.phases:
+    for phase in estimate.phases:
         numbers = (f"{phase.length:,}", f"{phase.steps:,}", write_number(phase.tokens))
         costs = (write_flops(phase.flops_per_token), f"{phase.tokens_per_second:,.0f}", f"{phase.hours:,.1f}")
         table.add_row(phase.name, *numbers, *costs)
     print_table(console, "Time", table)
     table = make_table(["phase", "micro-batch", "weights", "gradients", "optimizer", "activations", "total"])
-    for phase in made.phases:
+    for phase in estimate.phases:
         parts = [write_bytes(size) for size in (*asdict(phase.memory).values(), phase.memory.total)]
         table.add_row(phase.name, f"{phase.micro_batch:,} x {phase.length:,}", *parts)
     print_table(console, "Memory per device", table)
-    room = write_bytes(GPUS[made.gpu].memory)
+    available = write_bytes(GPUS[estimate.gpu].memory)
     verdict = (
-        "which fits" if made.fits else "which does not fit: lower run.micro_batch_tokens, or shard with run.parallel"
+        "which fits" if estimate.fits else "which does not fit: lower run.micro_batch_tokens, or set run.parallel=fsdp"
     )
-    console.print(f"\nAt most {write_bytes(made.memory)} of {room}, {verdict}.")
-    console.print(Text("Computed from the recipe, not measured; kernels and the allocator need more.", style="dim"))
+    console.print(f"\nAt most {write_bytes(estimate.memory)} of {available}, {verdict}.")
+    console.print(
+        Text("Computed from the recipe, not measured; kernels and the allocator need more memory.", style="dim")
+    )

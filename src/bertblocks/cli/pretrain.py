@@ -1,4 +1,4 @@
-"""`bertblocks pretrain`: train a model from texts."""
+"""`bertblocks pretrain`: trains a model on texts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from bertblocks.cli.output import make_console, make_table, print_table
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
-    from bertblocks.training.pretrain import Pretrained
+    from bertblocks.training.pretrain import PretrainResult
 
 
 def pretrain(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a built-in one. Default: demo."),
+        typer.Argument(
+            metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a shipped recipe. Default: demo."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
     ] = None,
 ) -> None:
-    """Train a model from a recipe. Run the same command again to resume a stopped run.
+    """Train a model from a recipe. The same command continues an interrupted run.
 
-    SIGTERM and Ctrl-C save a checkpoint and exit with code 128 + the signal's number (143 and 130). Several
+    SIGTERM and Ctrl-C save a checkpoint and exit with code 128 + the signal's number (143 and 130). To use several
     processes: torchrun --nproc-per-node N -m bertblocks pretrain RECIPE.
     """
     import transformers
@@ -42,29 +44,29 @@ def pretrain(
         changes, recipe = [recipe, *changes], None
     console = make_console()
     try:
-        done = run(read_recipe(recipe, changes), console)
+        result = run(read_recipe(recipe, changes), console)
     except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)
-    if done.signal is not None:
-        console.print(f"Stopped and saved after step {done.outcome.state.step:,}; run the same command to resume.")
-        raise typer.Exit(128 + done.signal)
-    if done.is_main:
-        _print(done, console)
+    if result.signal is not None:
+        console.print(f"Stopped and saved after step {result.outcome.state.step:,}; run the same command to continue.")
+        raise typer.Exit(128 + result.signal)
+    if result.is_main:
+        _print(result, console)
 
 
-def _print(done: Pretrained, console: Console) -> None:
-    metrics = done.metrics
-    table = make_table(["on unseen texts", "model", "unigram"])
+def _print(result: PretrainResult, console: Console) -> None:
+    metrics = result.metrics
+    table = make_table(["on held-out texts", "model", "unigram"])
     table.add_row("masked accuracy", f"{metrics['held_out_accuracy']:.1%}", f"{metrics['unigram_accuracy']:.1%}")
     table.add_row("masked loss", f"{metrics['held_out_loss']:.3f}", f"{metrics['unigram_loss']:.3f}")
     if "pseudo_perplexity" in metrics:
         table.add_row("pseudo-perplexity", f"{metrics['pseudo_perplexity']:.1f}", "")
     print_table(console, "Evaluation", table)
-    guesses = make_table(["hidden word", "guesses", "text"], text_columns=3)
-    for filled in done.filled:
+    predictions = make_table(["masked word", "predictions", "text"], text_columns=3)
+    for filled in result.filled:
         words = ", ".join(f"{word} {share:.0%}" for word, share in filled.guesses)
-        guesses.add_row(filled.answer, words, filled.text)
-    print_table(console, "Filled masks", guesses)
-    console.print(f"\nModel: {done.folder / 'model'}\nReport: {done.folder / 'report.html'}")
+        predictions.add_row(filled.answer, words, filled.text)
+    print_table(console, "Filled masks", predictions)
+    console.print(f"\nModel: {result.folder / 'model'}\nReport: {result.folder / 'report.html'}")

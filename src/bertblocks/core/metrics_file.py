@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of numbers at a time."""
+"""metrics.jsonl: the metrics of a run, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertblocks.core.storage import atomic_file
 
 
 class MetricsFile:
-    """The lines of a run up to now; on resume, those of later steps are dropped, for they will come again."""
+    """Appends lines to metrics.jsonl. On resume, lines of later steps are dropped, because they will come again."""
 
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class MetricsFile:
         self._file.flush()
 
     def flush(self) -> None:
-        """Waits until all lines are on the disk."""
+        """Flushes all lines to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file, which may end in half a one or be missing."""
+    """All complete lines of a file. The file may be missing or end with a partial line."""
     if not path.is_file():
         return []
     lines = []

@@ -1,1 +1,1 @@
-"""How good a model is: task metrics on files, GLUE, pseudo-perplexity, needles in long texts, MTEB."""
+"""Evaluation: task metrics on files, GLUE, pseudo-perplexity, needle-in-a-haystack tests and MTEB."""

@@ -1,4 +1,4 @@
-"""Evaluation of models on files and tests, and comparison of several on the same examples."""
+"""Evaluates models on files and tests, and compares several models on the same examples."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.files import read_text
 from bertblocks.text.tables import DataError, read_records
 from bertblocks.training.finetune import TASKS
-from bertblocks.training.held_out import one_at_a_time
+from bertblocks.training.held_out import pseudo_losses
 
-#: Resamples of a comparison.
+#: Bootstrap resamples per comparison.
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is."""
+    """The scores of a model."""
 
     model: str
     scores: Scores
-    #: The score that models are compared by.
+    #: The score by which models are compared.
     metric: str
     examples: int
-    #: That score on some of the examples, by their numbers.
+    #: Computes that score on a subset of the examples, given by index.
     resample: Callable[[np.ndarray], float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better a model is than the first, with the 95 % interval of a paired bootstrap."""
+    """The difference between a model and the first one, with the 95% interval of a paired bootstrap."""
 
     model: str
     difference: float
@@ -53,13 +53,13 @@ class Comparison:
 
 
 def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False, **settings: Any) -> Evaluation:
-    """Scores of a fine-tuned model on a file; `task` is classify, tag, answer, embed or pppl.
+    """Scores a fine-tuned model on a file. `task` is classify, tag, answer, embed or pppl.
 
-    `settings` are those of fine-tuning that say how the file is read.
+    `settings` are the fine-tuning settings that define how the file is read.
     """
     if task == "pppl":
         if settings:
-            raise DataError(f"pppl takes no settings; {next(iter(settings))!r} is one.")
+            raise DataError(f"pppl does not take settings; remove {next(iter(settings))!r}.")
         return pseudo_perplexity(model, data, int8)
     kind = TASKS[task]
     chosen = read_section(kind.settings_class, settings, f"evaluate {task}")
@@ -75,7 +75,7 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
 
 
 def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
-    """Every model after the first against the first, on the same examples."""
+    """Compares every later model with the first one on the same examples."""
     first = evaluations[0]
     comparisons = []
     for other in evaluations[1:]:
@@ -94,22 +94,22 @@ def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 
 @flushed_denormals()
 def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -> Evaluation:
-    """exp of the mean loss of tokens that are hidden one at a time (Salazar et al., 2020); lower is better.
+    """exp of the mean loss of tokens that are masked one at a time (Salazar et al., 2020). Lower is better.
 
-    Texts are the lines of a .txt file or the text column of a table; long ones are cut, not truncated.
+    Texts are the lines of a .txt file or the text column of a table. Long texts are split, not truncated.
     """
     predictor = _language_model(model, int8)
     tokenizer = TextTokenizer(predictor.tokenizer)
-    room = predictor.max_length - tokenizer.num_special()
+    capacity = predictor.max_length - tokenizer.num_special()
     mask = _mask_id(predictor)
     sums, counts = [], []
     for tokens in tokenizer.tokenize(_read_texts(data)):
         total = 0.0
-        for start in range(0, len(tokens.ids), room):
-            part = tokens.ids[start : start + room]
-            framed = tokenizer.add_special_tokens(part)
-            places = range(framed.start, framed.start + len(part))
-            total += float(one_at_a_time(predictor.model, torch.tensor(framed.ids), torch.tensor(places), mask).sum())
+        for start in range(0, len(tokens.ids), capacity):
+            part = tokens.ids[start : start + capacity]
+            sequence = tokenizer.add_special_tokens(part)
+            positions = range(sequence.start, sequence.start + len(part))
+            total += float(pseudo_losses(predictor.model, torch.tensor(sequence.ids), torch.tensor(positions), mask).sum())
         sums.append(total)
         counts.append(len(tokens.ids))
     losses, sizes = np.array(sums), np.array(counts)
@@ -130,14 +130,14 @@ def _read_texts(data: str | Path) -> list[str]:
         return [line for line in read_text(path).splitlines() if line.strip()]
     records = read_records(data)
     if "text" not in records.columns:
-        raise DataError(f"{data}: there is no column 'text'; the columns are {', '.join(records.columns)}.")
+        raise DataError(f"{data} has no column 'text'; its columns are {', '.join(records.columns)}.")
     return [str(text) for text in records.column("text")]
 
 
 def _language_model(model: str | Path, int8: bool) -> Predictor:
     predictor = Predictor(model, int8=int8, dtype=torch.float32)
     if not isinstance(predictor.model, LanguageModel):
-        raise ValueError(f"{model} has no masked-lm head; it is a {type(predictor.model).__name__}.")
+        raise ValueError(f"{model} does not have a masked-lm head; it is a {type(predictor.model).__name__}.")
     return predictor
 
 
@@ -156,7 +156,7 @@ def needle(
     samples: int = 20,
     data: str | Path | None = None,
 ) -> Needle:
-    """The long-context test of `bertblocks.evaluation.needle`, by filling a mask or, without such a head, by embeddings."""
+    """Runs the test of `bertblocks.evaluation.needle`: by filling a mask, or by embeddings without a masked-LM head."""
     predictor = Predictor(model, dtype=torch.float32)
     tokenizer = TextTokenizer(predictor.tokenizer)
     for length in lengths:
@@ -184,7 +184,7 @@ def needle(
 
 @torch.inference_mode()
 def _fill(model: Any, sample: Sample, candidates: list[int]) -> int:
-    """Which of the candidate tokens the model finds likeliest at the mask."""
+    """The index of the candidate token with the highest logit at the mask."""
     inputs = {
         "input_ids": torch.tensor(sample.ids),
         "cu_seqlens": torch.tensor([0, len(sample.ids)], dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al., 2018): its tasks as data, with the official metrics and published fine-tuning settings."""
+"""GLUE (Wang et al., 2018): its tasks, official metrics and published fine-tuning settings."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from bertblocks.tasks.base import Scores
 from bertblocks.text.tables import DataError
 from bertblocks.training.finetune import finetune, is_finished
 
-#: The name under which `datasets` knows GLUE.
+#: The name of GLUE in the `datasets` library.
 DATASET = "nyu-mll/glue"
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task; the settings are those published for ModernBERT-base."""
+    """A GLUE task with the settings published for ModernBERT-base."""
 
-    #: The name in `datasets`, and the folder of the official download.
+    #: The name in `datasets`, and the folder in the official download.
     name: str
     folder: str
-    #: Columns by role, in the official files.
+    #: The columns of the official files, by role.
     columns: Mapping[str, str]
-    #: What is reported; the task's score is their mean.
+    #: The reported metrics. The task's score is their mean.
     metrics: tuple[str, ...]
     learning_rate: float
     weight_decay: float
     epochs: int
-    #: Parts that are scored.
+    #: The splits that are scored.
     evaluated: tuple[str, ...] = ("dev",)
     has_header: bool = True
-    #: Small tasks of the same kind gain from starting at the model that learned MNLI.
+    #: Small tasks benefit from starting with the model fine-tuned on MNLI.
     from_mnli: bool = False
 
     def parts(self, data: str | Path) -> dict[str, str]:
-        """Where the training part and the evaluated ones are: in the official folder, or a name for `datasets`."""
+        """The training split and the evaluated splits: files in the official folder, or names for `datasets`."""
         names = ("train", *self.evaluated)
         if not Path(data).is_dir():
             return {part: f"{data}:{self.name}:{part.replace('dev', 'validation')}" for part in names}
         files = {part: Path(data) / self.folder / f"{part}.tsv" for part in names}
         for path in files.values():
             if not path.is_file():
-                raise DataError(f"{path}: no such file; {data} must be GLUE's own folder, or a name for `datasets`.")
+                raise DataError(f"{path} does not exist; {data} must be the official GLUE folder or a dataset name.")
         return {part: str(path) for part, path in files.items()}
 
     def score(self, scores: Scores) -> float:
-        """The task's number in a GLUE table, in percent."""
+        """The task's score in a GLUE table, in percent."""
         return 100 * sum(scores[name] for name in self.metrics) / len(self.metrics)
 
 
@@ -102,14 +102,14 @@ TASKS = {
         GlueTask("wnli", "WNLI", _PAIR, ("accuracy",), 5e-5, 5e-6, 3),
     )
 }
-#: The batch size and warm-up share that go with the settings above.
+#: The batch size and warmup share of the published settings.
 BATCH_SIZE = 64
 WARMUP = 0.1
 
 
 @dataclass(frozen=True)
 class GlueResult:
-    """Scores of a task by evaluated part, and its number in a GLUE table."""
+    """The scores of a task by split, and its score in a GLUE table."""
 
     task: str
     parts: dict[str, Scores]
@@ -125,14 +125,14 @@ def run_glue(
     progress: bool = False,
     **settings: Any,
 ) -> list[GlueResult]:
-    """Fine-tunes a model on GLUE's tasks (None named: all) and scores it on their dev parts.
+    """Fine-tunes a model on GLUE tasks (default: all) and scores it on their development splits.
 
-    MNLI comes first, and RTE, MRPC and STS-B start from its model unless `from_mnli` is off or MNLI is left out.
-    `settings` replace the published ones in every task. Finished tasks are not run again.
+    MNLI comes first, and RTE, MRPC and STS-B start from its model unless `from_mnli` is False or MNLI is not selected.
+    `settings` override the published settings in every task. Finished tasks are not run again.
     """
     for name in tasks:
         if name not in TASKS:
-            raise DataError(f"{name!r} is no task of GLUE{nearest(name, TASKS)}; there are {', '.join(TASKS)}.")
+            raise DataError(f"{name!r} is not a GLUE task{nearest(name, TASKS)}; the tasks are {', '.join(TASKS)}.")
     chosen = sorted(tasks or TASKS, key=lambda name: (name != "mnli", list(TASKS).index(name)))
     results = []
     for name in chosen:
@@ -149,10 +149,10 @@ def run_glue(
             "batch_size": BATCH_SIZE,
             "warmup": WARMUP,
         }
-        asked = ("classify", start, parts["train"], parts[task.evaluated[0]])
+        arguments = ("classify", start, parts["train"], parts[task.evaluated[0]])
         options = {**published, **reading, **settings}
-        if not is_finished(folder, *asked, **options):
-            done = finetune(*asked, folder, progress=progress, **options)
+        if not is_finished(folder, *arguments, **options):
+            done = finetune(*arguments, folder, progress=progress, **options)
             if done.signal is not None:
                 raise KeyboardInterrupt
         scores = {part: evaluate("classify", folder, parts[part], **reading).scores for part in task.evaluated}

@@ -1,4 +1,4 @@
-"""A predictor as MTEB's own library wants its encoders (Muennighoff et al., 2023)."""
+"""Adapts a predictor to the encoder interface of the MTEB library (Muennighoff et al., 2023)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bertblocks.tasks.predictor import Predictor
 
 
 class MTEBEncoder:
-    """`mteb.evaluate(MTEBEncoder(predictor), tasks)` measures a predictor's embeddings.
+    """Wraps a predictor for `mteb.evaluate(MTEBEncoder(predictor), tasks)`.
 
-    The checkpoint's prompts are chosen by task and kind of text as MTEB does for sentence-transformers.
+    The checkpoint's prompts are selected by task and prompt type, as MTEB does for sentence-transformers.
     """
 
     def __init__(self, predictor: Predictor, name: str = "bertblocks/predictor", revision: str = "none") -> None:
@@ -47,7 +47,7 @@ class MTEBEncoder:
         prompt_type: Any = None,
         **options: Any,
     ) -> np.ndarray:
-        """Embeddings of batches of texts, each under the key "text". The predictor makes batches of its own."""
+        """Embeds batches of texts, which are under the key "text". The predictor forms its own batches."""
         from mteb.models.abs_encoder import get_prompt_name
 
         prompts = self.predictor.prompts
@@ -56,14 +56,14 @@ class MTEBEncoder:
         return self.predictor.encode(texts, prompt=name, progress=bool(options.get("show_progress_bar")))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """The cosine of every vector of the first with every one of the second."""
+        """Cosine similarities between all vectors of the first and all vectors of the second."""
         return _unit(embeddings1) @ _unit(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """The cosine of each vector of the first with its partner in the second."""
+        """The cosine similarity of each vector in the first with the vector at the same index in the second."""
         return (_unit(embeddings1) * _unit(embeddings2)).sum(axis=-1)
 
 
 def _unit(vectors: Any) -> np.ndarray:
-    rows = np.atleast_2d(np.asarray(vectors))
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True).clip(min=1e-12)
+    matrix = np.atleast_2d(np.asarray(vectors))
+    return matrix / np.linalg.norm(matrix, axis=-1, keepdims=True).clip(min=1e-12)

@@ -1,7 +1,7 @@
-"""A long-context test for encoders: a fact is hidden in a long text, and asked for at its end.
+"""A needle-in-a-haystack test for encoders: a long text contains a fact and asks for it at the end.
 
-A masked language model must fill in the word of the fact. An encoder without such a head must embed the text closer to
-the true fact than to a false one. Accuracy is given by the length of the text and by how deep the fact lies in it.
+A masked language model must fill in the missing word of the fact. An encoder without that head must embed the text
+closer to the true fact than to a false one. The result is the accuracy by text length and by the depth of the fact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError
 
-#: What the fact is about, and what it may say; words that nearly every vocabulary holds as one token.
+#: The subjects and the answers of facts. The answers are single tokens in nearly every vocabulary.
 PLACES = ("London", "Paris", "Berlin", "Rome", "Madrid", "Vienna", "Moscow", "Tokyo", "Chicago", "Boston")
 WORDS = (
     *("river", "house", "stone", "music", "horse", "water", "light", "paper", "silver", "summer", "winter", "garden"),
@@ -22,7 +22,7 @@ WORDS = (
 )
 FACT = "The secret word of {place} is {word}."
 
-#: Filler of everyday sentences, for when no text is given.
+#: Default filler sentences.
 FILLER = (
     "The morning was quiet and the streets were still empty.",
     "A train left the station a few minutes late.",
@@ -37,21 +37,21 @@ FILLER = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One text of exactly `length` tokens with its frame, and what is asked of it."""
+    """A text of exactly `length` tokens, including special tokens, and its answer."""
 
     ids: list[int]
     types: list[int]
-    #: The token to be filled in; None for embeddings.
+    #: The position of the mask token; None for embeddings.
     mask: int | None
-    #: Which of the candidates is right: a word to fill in, or the fact that an embedding should be close to.
+    #: The index of the correct candidate: a word for the mask, or the fact that the embedding should be close to.
     answer: int
-    #: The fact, and a false one.
+    #: The true fact and a false one.
     facts: list[str]
 
 
 @dataclass(frozen=True)
 class Needle:
-    """Accuracy over `samples` texts for each length and depth, and what guessing would give."""
+    """The accuracy for each length and depth, and the accuracy of random guessing."""
 
     lengths: list[int]
     depths: list[float]
@@ -60,7 +60,7 @@ class Needle:
 
 
 def find_words(tokenizer: TextTokenizer) -> dict[str, int]:
-    """The words that are one token in the middle of a sentence, with that token."""
+    """The words that are a single token in the middle of a sentence, with their token ids."""
     before = tokenizer.tokenize(["is"])[0].ids
     found = {}
     for word, tokens in zip(WORDS, tokenizer.tokenize([f"is {word}" for word in WORDS]), strict=True):
@@ -68,7 +68,7 @@ def find_words(tokenizer: TextTokenizer) -> dict[str, int]:
             found[word] = tokens.ids[-1]
     if len(found) < 2:
         raise DataError(
-            f"The tokenizer holds {len(found)} of the test's {len(WORDS)} words as one token; 2 are needed."
+            f"Only {len(found)} of the {len(WORDS)} test words are single tokens in this vocabulary; the test needs 2."
         )
     return found
 
@@ -83,7 +83,7 @@ def make_samples(
     filler: Sequence[str] = FILLER,
     seed: int = 0,
 ) -> Iterator[Sample]:
-    """Texts with a fact at `depth` (0: the start, 1: the end); with a `mask_id` the fact is asked for behind them."""
+    """Texts with a fact at `depth` (0: start, 1: end). With `mask_id`, a cloze question follows the text."""
     generator = np.random.default_rng([seed, length, round(depth * 1000)])
     names = list(words)
     sentences = [tokens.ids for tokens in tokenizer.tokenize(list(filler))]
@@ -91,23 +91,23 @@ def make_samples(
         place = PLACES[generator.integers(len(PLACES))]
         answer, other = (int(i) for i in generator.choice(len(names), 2, replace=False))
         truth, lie = (FACT.format(place=place, word=names[i]) for i in (answer, other))
-        asked: list[int] = []
+        question: list[int] = []
         if mask_id is not None:
             before = tokenizer.tokenize([FACT.format(place=place, word="").removesuffix(" .")])[0].ids
-            asked = [*before, mask_id, *tokenizer.tokenize(["."])[0].ids]
+            question = [*before, mask_id, *tokenizer.tokenize(["."])[0].ids]
         needle = tokenizer.tokenize([truth])[0].ids
-        room = length - tokenizer.num_special() - len(needle) - len(asked)
+        room = length - tokenizer.num_special() - len(needle) - len(question)
         if room < 0:
-            raise DataError(f"length is {length}; the fact and its question alone need {length - room} tokens.")
+            raise DataError(f"length is {length}; the fact and its question need at least {length - room} tokens.")
         text = _fill(sentences, room, generator)
         at = _boundary(sentences, text, round(depth * len(text)))
-        framed = tokenizer.add_special_tokens([*text[:at], *needle, *text[at:], *asked])
-        mask = framed.ids.index(mask_id, framed.start) if mask_id is not None else None
-        yield Sample(framed.ids, framed.types, mask, 0 if mask is None else answer, [truth, lie])
+        sequence = tokenizer.add_special_tokens([*text[:at], *needle, *text[at:], *question])
+        mask = sequence.ids.index(mask_id, sequence.start) if mask_id is not None else None
+        yield Sample(sequence.ids, sequence.types, mask, 0 if mask is None else answer, [truth, lie])
 
 
 def _fill(sentences: Sequence[Sequence[int]], room: int, generator: np.random.Generator) -> list[int]:
-    """`room` tokens of sentences in random order; the last one is cut."""
+    """`room` tokens of sentences in random order. The last sentence is truncated."""
     ids: list[int] = []
     while len(ids) < room:
         ids.extend(sentences[int(generator.integers(len(sentences)))])
@@ -115,7 +115,7 @@ def _fill(sentences: Sequence[Sequence[int]], room: int, generator: np.random.Ge
 
 
 def _boundary(sentences: Sequence[Sequence[int]], text: Sequence[int], wanted: int) -> int:
-    """The end of a sentence nearest to `wanted`; every sentence ends with the same token, a full stop."""
+    """The sentence end nearest to `wanted`. Every sentence ends with the same token, a full stop."""
     stop = sentences[0][-1]
     ends = np.array([0, *(i + 1 for i, token in enumerate(text) if token == stop), len(text)])
     return int(ends[np.abs(ends - wanted).argmin()])
@@ -128,11 +128,11 @@ def run_needle(
     depths: Sequence[float],
     chance: float,
 ) -> Needle:
-    """Accuracy of `score`, which chooses a candidate for each sample, over a grid of lengths and depths."""
+    """The accuracy of `score`, which selects a candidate for each sample, over a grid of lengths and depths."""
     accuracy = np.zeros((len(lengths), len(depths)))
     for row, length in enumerate(lengths):
         for column, depth in enumerate(depths):
             samples = list(make(length, depth))
-            right = np.array([sample.answer for sample in samples])
-            accuracy[row, column] = float(np.mean(score(samples) == right))
+            answers = np.array([sample.answer for sample in samples])
+            accuracy[row, column] = float(np.mean(score(samples) == answers))
     return Needle(list(lengths), list(depths), accuracy, chance)

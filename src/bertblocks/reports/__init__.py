@@ -1,1 +1,1 @@
-"""Pages and charts that show what a run did."""
+"""HTML reports and charts of runs, from plain data."""

@@ -1,7 +1,6 @@
-"""Small SVG charts without a plotting library: lines, bars and heat maps, readable in light and dark.
+"""Small SVG charts without a plotting library: lines, bars and heat maps, readable in light and dark mode.
 
-Every chart is one string, whole in itself, that can stand in an HTML page or in a file. Text is escaped, and numbers
-that are not finite leave a gap.
+Every chart is a self-contained string for an HTML page or a file. Text is escaped, and non-finite numbers leave a gap.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-#: Colours that most colour-blind people tell apart (Okabe and Ito, 2008), with a lighter first one on dark ground.
+#: Colours that most colour-blind readers can distinguish (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 STYLE = (
     "<style>"
@@ -20,9 +19,9 @@ STYLE = (
     ".chart text{fill:var(--ink)}.chart .grid{stroke:var(--faint)}.chart .name{font-weight:600}"
     "</style>"
 )
-#: A line with more points is drawn by the lowest and highest of each stretch, so that no spike is lost.
+#: A line with more points is thinned to the minimum and maximum of each interval, which preserves spikes.
 MAX_POINTS = 800
-#: The strongest tint of a heat map; its numbers can still be read on it.
+#: The strongest tint of a heat map that keeps its numbers readable.
 MAX_TINT = 0.65
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 64, 16, 34, 40
 BAR_HEIGHT, CELL_HEIGHT, CELL_WIDTH = 18, 26, 64
@@ -30,7 +29,7 @@ BAR_HEIGHT, CELL_HEIGHT, CELL_WIDTH = 18, 26, 64
 
 @dataclass(frozen=True)
 class Series:
-    """Named points, in the order of their x."""
+    """Named points, sorted by x."""
 
     name: str
     xs: Sequence[float]
@@ -40,16 +39,16 @@ class Series:
 def line_chart(
     title: str, series: Sequence[Series], x_label: str = "", log_y: bool = False, width: int = 640, height: int = 260
 ) -> str:
-    """Lines over a common x, with a legend if there are several.
+    """Lines over a shared x axis, with a legend if there are several.
 
     Example:
         >>> chart = line_chart("loss", [Series("training", [0, 1, 2], [3.0, 2.0, 1.5])], "step")
         >>> chart.startswith("<svg"), chart.count("<polyline")
         (True, 1)
     """
-    lines = [_finite(one, log_y) for one in series]
-    xs = [x for one in lines for x, _ in one]
-    ys = [math.log10(y) if log_y else y for one in lines for _, y in one]
+    lines = [_finite(line, log_y) for line in series]
+    xs = [x for points in lines for x, _ in points]
+    ys = [math.log10(y) if log_y else y for points in lines for _, y in points]
     if not xs:
         return _svg(title, width, height, [_text(width / 2, height / 2, "no data", "middle")])
     x_low, x_high = _span(min(xs), max(xs))
@@ -79,12 +78,12 @@ def line_chart(
     if x_label:
         parts.append(_text((MARGIN_LEFT + right) / 2, height - 6, x_label, "middle"))
     if len(series) > 1:
-        parts += _legend([one.name for one in series], right)
+        parts += _legend([line.name for line in series], right)
     return _svg(title, width, height, parts)
 
 
 def bar_chart(title: str, labels: Sequence[str], series: Sequence[Series], width: int = 640) -> str:
-    """Bars to the right, a group for each label and in it one for each series, whose `ys` go with the labels.
+    """Horizontal bars: a group for each label, with one bar for each series, whose `ys` match the labels.
 
     Example:
         >>> chart = bar_chart("speed", ["ours", "theirs"], [Series("tokens/s", [0, 1], [30.0, 10.0])])
@@ -92,16 +91,16 @@ def bar_chart(title: str, labels: Sequence[str], series: Sequence[Series], width
         2
     """
     left = 16 + 7 * max((len(label) for label in labels), default=0)
-    group = BAR_HEIGHT * len(series) + 10
-    height = MARGIN_TOP + group * len(labels) + 12
-    highest = max((y for one in series for y in one.ys if math.isfinite(y)), default=0.0) or 1.0
-    room = width - left - 80  # for the number behind the bar
+    group_height = BAR_HEIGHT * len(series) + 10
+    height = MARGIN_TOP + group_height * len(labels) + 12
+    highest = max((y for bars in series for y in bars.ys if math.isfinite(y)), default=0.0) or 1.0
+    room = width - left - 80  # leaves space for the number after the bar
     parts = []
     for row, label in enumerate(labels):
-        top = MARGIN_TOP + row * group
+        top = MARGIN_TOP + row * group_height
         parts.append(_text(left - 8, top + BAR_HEIGHT * len(series) / 2 + 4, label, "end"))
-        for index, one in enumerate(series):
-            value = one.ys[row]
+        for index, bars in enumerate(series):
+            value = bars.ys[row]
             if not math.isfinite(value):
                 continue
             y, length = top + index * BAR_HEIGHT, max(0.0, value / highest) * room
@@ -111,7 +110,7 @@ def bar_chart(title: str, labels: Sequence[str], series: Sequence[Series], width
             )
             parts.append(_text(left + length + 6, y + BAR_HEIGHT - 6, write_number(value)))
     if len(series) > 1:
-        parts += _legend([one.name for one in series], width - MARGIN_RIGHT)
+        parts += _legend([bars.name for bars in series], width - MARGIN_RIGHT)
     return _svg(title, width, height, parts)
 
 
@@ -123,14 +122,16 @@ def heat_map(
     row_label: str = "",
     column_label: str = "",
 ) -> str:
-    """A table of numbers tinted by their size; a confusion matrix, for one.
+    """A table of numbers tinted by their size, such as a confusion matrix.
 
     Example:
         >>> heat_map("confusion", ["cat", "dog"], ["cat", "dog"], [[9, 1], [0, 5]]).count('class="cell"')
         4
     """
     if len(values) != len(rows) or any(len(line) != len(columns) for line in values):
-        raise ValueError(f"A heat map of {len(rows)} rows and {len(columns)} columns needs as many values.")
+        raise ValueError(
+            f"A heat map with {len(rows)} rows and {len(columns)} columns needs {len(rows)} x {len(columns)} values."
+        )
     left = 16 + 7 * max((len(name) for name in (*rows, row_label)), default=0)
     cell = max(CELL_WIDTH, 12 + 7 * max((len(name) for name in columns), default=0))
     top = MARGIN_TOP + 38
@@ -155,7 +156,7 @@ def heat_map(
 
 
 def write_number(value: float) -> str:
-    """A number short enough for an axis.
+    """Formats a number briefly, for an axis.
 
     Example:
         >>> write_number(1500000), write_number(0.00012), write_number(3.0), write_number(float("nan"))
@@ -190,14 +191,14 @@ def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _span(low: float, high: float, room: float = 0.0) -> tuple[float, float]:
-    """Never empty, and a little wider if there is to be room."""
+    """A range that is never empty, widened on both sides by a share `room`."""
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     return low - room * (high - low), high + room * (high - low)
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers, about `count` of them."""
+    """About `count` round numbers in the range."""
     rough = (high - low) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)

@@ -1,4 +1,4 @@
-"""report.html: one file that shows a run, with nothing from outside: curves, tables, and what the caller adds."""
+"""report.html: a self-contained page about a run, with its curves and the caller's sections."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.storage import atomic_file
 from bertblocks.reports.charts import Series, line_chart, write_number
-
-if TYPE_CHECKING:
-    from bertblocks.config import BertBlocksConfig
-    from bertblocks.training.held_out import FilledMask
-    from bertblocks.training.recipe import Recipe
 
 REPORT = "report.html"
 STYLE = """
@@ -29,20 +24,20 @@ border-bottom:1px solid var(--faint);overflow-wrap:anywhere}
 td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
 .charts{display:flex;flex-wrap:wrap;gap:1em}svg{max-width:100%;height:auto}summary{cursor:pointer}
 """
-#: What lines of metrics count or measure for bookkeeping, and curves do not show.
-UNSHOWN = {"step", "tokens", "seconds"}
-#: Curves with a chart of their own, their titles, and whether their scale is logarithmic.
+#: Bookkeeping values in metrics.jsonl that have no curve.
+HIDDEN_KEYS = {"step", "tokens", "seconds"}
+#: Metrics with a chart of their own: its title, and whether its scale is logarithmic.
 OWN_CHARTS = {
     "learning_rate": ("Learning rate", False),
     "tokens_per_second": ("Tokens per second", False),
     "gradient_norm": ("Gradient norm", True),
-    "packing": ("Share of slots that hold tokens", False),
+    "packing": ("Share of slots filled with tokens", False),
 }
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A heading with HTML below it, made by `table` and the functions of `bertblocks.reports.charts`; `is_folded` hides it."""
+    """A heading and HTML from `table` or `bertblocks.reports.charts`. `is_folded` collapses it."""
 
     title: str
     html: str
@@ -56,7 +51,7 @@ class ReportSection:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """An HTML table; numbers stand to the right, everything is escaped.
+    """An HTML table. Numbers are right-aligned, and all text is escaped.
 
     Example:
         >>> table(["word", "share"], [["<b>", 0.5]])
@@ -68,14 +63,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def settings_table(values: Mapping[str, Any]) -> str:
-    """Nested settings as rows of dotted keys."""
+    """A table of nested settings, with dotted keys."""
     return table(["key", "value"], [(key, str(value)) for key, value in _flatten(values)])
 
 
 def write_report(
     folder: Path, title: str, summary: Sequence[ReportSection], details: Sequence[ReportSection] = (), note: str = ""
 ) -> Path:
-    """Writes report.html into a run's folder: the summary, curves of its metrics.jsonl, and details."""
+    """Writes report.html into a run's folder: the summary, the curves of its metrics.jsonl, and the details."""
     curves = ReportSection("Curves", f"<div class='charts'>{''.join(draw_curves(folder / 'metrics.jsonl'))}</div>")
     body = "".join(section.render() for section in (*summary, curves, *details))
     page = (
@@ -89,57 +84,25 @@ def write_report(
 
 
 def draw_curves(path: Path) -> list[str]:
-    """A chart of all losses, one of all other measures of quality, and one for each of the rest."""
+    """A chart of all losses, a chart of all other scores, and one for each metric in `OWN_CHARTS`."""
     lines = read_metrics(path)
     names = dict.fromkeys(
-        key for line in lines for key, value in line.items() if isinstance(value, (int, float)) and key not in UNSHOWN
+        key
+        for line in lines
+        for key, value in line.items()
+        if isinstance(value, (int, float)) and key not in HIDDEN_KEYS
     )
     curves = {name: _curve(name, lines) for name in names}
     losses = [curve for name, curve in curves.items() if "loss" in name]
-    measures = [curve for name, curve in curves.items() if "loss" not in name and name not in OWN_CHARTS]
-    charts = [line_chart(title, group, "step") for title, group in (("Loss", losses), ("Quality", measures)) if group]
+    scores = [curve for name, curve in curves.items() if "loss" not in name and name not in OWN_CHARTS]
+    charts = [line_chart(title, group, "step") for title, group in (("Loss", losses), ("Quality", scores)) if group]
     own = [(curves[name], *OWN_CHARTS[name]) for name in OWN_CHARTS if name in curves]
     return charts + [line_chart(title, [curve], "step", log_y) for curve, title, log_y in own]
 
 
-def write_pretraining_report(
-    recipe: Recipe,
-    config: BertBlocksConfig,
-    facts: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    filled: Sequence[FilledMask],
-) -> Path:
-    """The report of a pretraining run: evaluation beside the unigram model, filled masks, curves and settings."""
-    from bertblocks.analysis import summarize
-
-    evaluated = []
-    for key, value in metrics.items():
-        if not key.startswith("unigram_"):
-            baseline = metrics.get(key.replace("held_out", "unigram"), "") if "held_out" in key else ""
-            evaluated.append((key.replace("_", " "), value, baseline))
-    guesses = [
-        (one.text, one.answer, ", ".join(f"{word} {share:.0%}" for word, share in one.guesses)) for one in filled
-    ]
-    own_keys = {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")}
-    return write_report(
-        recipe.folder,
-        f"Pretraining: {recipe.name}",
-        [
-            ReportSection("On unseen texts", table(["", "model", "unigram"], evaluated)),
-            ReportSection("Filled masks", table(["text", "hidden word", "guesses"], guesses)),
-            ReportSection("Run", table(["", ""], facts.items())),
-        ],
-        [
-            ReportSection("Recipe", settings_table(recipe.model_dump(mode="json")), is_folded=True),
-            ReportSection("Model", settings_table(own_keys), is_folded=True),
-        ],
-        note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
-    )
-
-
 def _curve(name: str, lines: Sequence[Mapping[str, Any]]) -> Series:
-    having = [line for line in lines if isinstance(line.get(name), (int, float))]
-    return Series(name.replace("_", " "), [line["step"] for line in having], [line[name] for line in having])
+    points = [line for line in lines if isinstance(line.get(name), (int, float))]
+    return Series(name.replace("_", " "), [line["step"] for line in points], [line[name] for line in points])
 
 
 def _cell(value: Any) -> str:
@@ -150,7 +113,7 @@ def _cell(value: Any) -> str:
 
 
 def _flatten(values: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted keys; what is empty or not set is left out."""
+    """Yields dotted keys and values, without empty values."""
     if isinstance(values, Mapping) and values:
         for key, value in values.items():
             yield from _flatten(value, f"{path}.{key}".removeprefix("."))

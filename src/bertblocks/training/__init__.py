@@ -1,1 +1,1 @@
-"""From a recipe to a trained model: recipes, the loop, optimizers, schedules, checkpoints."""
+"""Pretraining and fine-tuning: recipes, the training loop, optimizers, schedules and run folders."""

@@ -1,4 +1,4 @@
-"""Amounts of training: steps, tokens, or a share of the whole."""
+"""Amounts of training, given in steps, in tokens or as a percentage of the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) *([kMBT]?) *(steps?|tokens?|%)?")
 
 @dataclass(frozen=True)
 class Amount:
-    """So many steps, tokens, or hundredths of the whole.
+    """A number of steps or tokens, or a percentage of the whole.
 
     Example:
         >>> Amount.read("3B tokens"), Amount.read(2000), str(Amount.read("10%"))
@@ -35,11 +35,11 @@ class Amount:
         value = float(number) * _UNITS[scale]
         if unit == "%":
             if scale or value > 100:
-                raise ValueError(f"is {text!r}; a share is at most 100%")
+                raise ValueError(f"is {text!r}; a percentage must be at most 100%")
             return cls(value, "%")
         if (unit or "steps").startswith("step"):
             if value != int(value):
-                raise ValueError(f"is {text!r}; steps are whole")
+                raise ValueError(f"is {text!r}; the number of steps must be an integer")
             return cls(int(value), "steps")
         return cls(value, "tokens")
 
@@ -55,10 +55,10 @@ AmountField = Annotated[
 ]
 
 
-def _some(amount: Amount) -> Amount:
+def _require_duration(amount: Amount) -> Amount:
     if amount.value <= 0 or amount.unit == "%":
         raise ValueError(f"is {str(amount)!r}; it must be more than 0, in steps or tokens")
     return amount
 
 
-Duration = Annotated[AmountField, AfterValidator(_some)]
+Duration = Annotated[AmountField, AfterValidator(_require_duration)]

@@ -1,7 +1,7 @@
-"""One process or many: joining them, sharing a model among them, and whole tensors of sharded ones.
+"""One process or many: joining the process group, parallelizing a model, and working with sharded tensors.
 
-Processes are started by torchrun, which says by environment variables who is who. Under DDP each has a copy of the
-model; under FSDP2 each has a shard of every tensor.
+torchrun starts the processes and tells each its rank in environment variables. Under DDP every process has a copy of
+the model; under FSDP2 every process has a shard of each tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -22,23 +22,23 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-#: Others wait this long while the first process prepares the data.
-PATIENCE = timedelta(hours=24)
+#: How long the other processes wait while the main process prepares data.
+MAIN_TIMEOUT = timedelta(hours=24)
 
 
 class PeerFailedError(RuntimeError):
-    """Another process has failed, and this one ends with it."""
+    """Another process of the run failed, so this one stops too."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, among how many, and its device."""
+    """The rank of this process, the number of processes, and the device of this process."""
 
     rank: int
     size: int
     device: torch.device
-    #: Where the others wait for the first, for hours if need be. All else has torch's shorter time to end.
-    patient: dist.ProcessGroup | None = None
+    #: The group in which processes wait for the main one, for hours if need be. Other operations keep torch's timeout.
+    main_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -52,12 +52,12 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
-    def part(self, count: int) -> range:
-        """This process's share of `count` things: contiguous, and of any two processes' at most one apart."""
+    def local_range(self, count: int) -> range:
+        """The indices of `count` items that belong to this process: contiguous, and balanced to within one item."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def run_on_main(self, work: Callable[[], None]) -> None:
-        """The first process works while the others wait; if it fails, they end too."""
+        """Runs `work` in the main process while the others wait. If it fails, all processes stop."""
         failed = 1.0
         try:
             if self.is_main:
@@ -66,35 +66,35 @@ class World:
         finally:
             failures = torch.tensor(failed)
             if self.size > 1:
-                dist.all_reduce(failures, group=self.patient)
+                dist.all_reduce(failures, group=self.main_group)
         if failures:
-            raise PeerFailedError("Another process of this run has failed and says why.")
+            raise PeerFailedError("Another process of this run failed and reports the reason.")
 
 
 def join(device: str = "auto") -> World:
-    """This process's place among those that torchrun started, or alone."""
+    """Joins the processes that torchrun started, if any."""
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', and torch sees no CUDA device; use 'auto' or 'cpu'.")
+        raise ValueError("device is 'cuda', but torch finds no CUDA device; use 'auto' or 'cpu'.")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    place = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+    own_device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(own_device)
     if size > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
-        # processes that torchrun has started again must not read the addresses of those before them
+        # restarted processes must not read the addresses of the previous attempt
         store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size)
-        atexit.register(_leave)  # a program may train several times, and processes can join but once
+        atexit.register(_leave)  # a program may train several times, but can join only once
     if size == 1:
-        return World(0, 1, place)
-    return World(dist.get_rank(), size, place, _patient_group())
+        return World(0, 1, own_device)
+    return World(dist.get_rank(), size, own_device, _main_group())
 
 
 @cache
-def _patient_group() -> dist.ProcessGroup:
-    return dist.new_group(timeout=PATIENCE, backend="gloo")
+def _main_group() -> dist.ProcessGroup:
+    return dist.new_group(timeout=MAIN_TIMEOUT, backend="gloo")
 
 
 def _leave() -> None:
@@ -102,8 +102,8 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def share_model(model: nn.Module, world: World, parallel: str) -> nn.Module:
-    """What to call in place of the model: itself, sharded or not, or DDP around it."""
+def parallelize(model: nn.Module, world: World, parallel: str) -> nn.Module:
+    """The module whose forward is called in training: the model itself, sharded under FSDP2, or wrapped in DDP."""
     if world.size == 1:
         return model
     if parallel == "ddp":
@@ -118,8 +118,8 @@ def share_model(model: nn.Module, world: World, parallel: str) -> nn.Module:
 
 
 @contextlib.contextmanager
-def gradients_shared(model: nn.Module, is_last: bool):
-    """Processes add up their gradients in the last part of a batch only."""
+def gradient_sync(model: nn.Module, is_last: bool) -> Iterator[None]:
+    """Synchronizes gradients across processes in the last micro-batch only."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
         yield
@@ -131,13 +131,13 @@ def gradients_shared(model: nn.Module, is_last: bool):
 
 
 def unshard(model: nn.Module) -> None:
-    """Gathers the weights that a sharded model has outside of its layers, for calls of other methods than forward."""
+    """Gathers the root weights of a sharded model, for calls to methods other than forward."""
     if isinstance(model, FSDPModule):
         model.unshard()
 
 
 def reshard(model: nn.Module) -> None:
-    """Frees whole weights that a forward pass without a backward pass has left in a sharded model."""
+    """Frees the full weights that a forward pass without a backward pass leaves in a sharded model."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
@@ -145,28 +145,33 @@ def reshard(model: nn.Module) -> None:
 # ---------------------------------------------------------------------- tensors
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is in this process."""
+def to_local(tensor: Tensor) -> Tensor:
+    """The shard of a tensor that this process holds, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, which every process must ask for together."""
+def to_full(tensor: Tensor) -> Tensor:
+    """The full tensor. For a sharded tensor this is a collective operation."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def place_like(tensor: Tensor, like: Tensor, is_whole: bool = False) -> Tensor:
-    """A tensor sharded as `like` is: from this process's part of it, or from all of it."""
+def shard_like(full: Tensor, like: Tensor) -> Tensor:
+    """Shards a full tensor, which every process holds, in the way `like` is sharded."""
     if not isinstance(like, DTensor):
-        return tensor
-    if is_whole:
-        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+        return full
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def from_local_like(shard: Tensor, like: Tensor) -> Tensor:
+    """Wraps this process's shard as a tensor that is sharded in the way `like` is."""
+    if not isinstance(like, DTensor):
+        return shard
     return DTensor.from_local(
-        tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 @torch.no_grad()
-def put(values: Tensor, into: Tensor) -> None:
-    """Copies a whole tensor into one that may be sharded."""
-    local(into).copy_(local(place_like(values.to(into.device), into, is_whole=True)))
+def copy_full(full: Tensor, target: Tensor) -> None:
+    """Copies a full tensor into one that may be sharded."""
+    to_local(target).copy_(to_local(shard_like(full.to(target.device), target)))

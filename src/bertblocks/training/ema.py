@@ -1,4 +1,4 @@
-"""A running mean of the weights, which is often better than the weights themselves."""
+"""The exponential moving average of the weights, which often performs better than the weights themselves."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from bertblocks.training.distributed import local
+from bertblocks.training.distributed import to_local
 
 
-class RunningMean:
-    """The exponential mean of a model's trainable parameters.
+class WeightAverage:
+    """The exponential moving average of a model's trainable parameters.
 
-    The decay of the first steps is (1 + step) / (10 + step), so that the start is soon forgotten.
+    The decay of the first steps is (1 + step) / (10 + step), which soon forgets the initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self.means = {name: one.detach().clone() for name, one in self._parameters.items()}
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.averages = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        means, weights = self._pairs()
-        torch._foreach_lerp_(means, weights, 1 - decay)
+        averages, weights = self._pairs()
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model has the means for its weights meanwhile."""
+    def applied(self) -> Iterator[None]:
+        """Gives the model the averaged weights within the context."""
         self._swap()
         try:
             yield
@@ -39,10 +39,11 @@ class RunningMean:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        means, weights = self._pairs()
-        kept = [one.clone() for one in weights]
-        torch._foreach_copy_(weights, means)
-        torch._foreach_copy_(means, kept)
+        averages, weights = self._pairs()
+        saved = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, averages)
+        torch._foreach_copy_(averages, saved)
 
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        return [local(one) for one in self.means.values()], [local(one) for one in self._parameters.values()]
+        averages = [to_local(average) for average in self.averages.values()]
+        return averages, [to_local(parameter) for parameter in self._parameters.values()]

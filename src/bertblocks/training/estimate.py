@@ -1,10 +1,10 @@
-"""A run on paper: parameters, FLOPs, memory per device, speed and hours, from the recipe alone.
+"""Estimates the cost of a run from its recipe: parameters, FLOPs, memory per device, throughput and hours.
 
-Nothing is measured. FLOPs are those of matrix products (`bertblocks.analysis`), three times the forward pass, or four
-with gradient checkpointing; the masked-LM head counts for the tokens that reach it, the last layer for all, and each
-row is taken to be one text, so shorter texts cost less. Memory is weights, gradients and optimizer state in fp32 and
-what the forward pass of one micro-batch keeps, half as large in bf16; what kernels and the allocator need beside that
-is not in it.
+Nothing is measured. FLOPs count matrix products (`bertblocks.analysis`): three times the forward pass, or four times
+with gradient checkpointing. The masked-LM head counts only the tokens that reach it, and the last layer counts all
+tokens. Every row counts as one text of full length, so shorter texts cost less than estimated. Memory is weights,
+gradients and optimizer state in fp32, plus the activations of one micro-batch, which take half as much in bf16. The
+workspace of kernels and the overhead of the allocator are not included.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ from dataclasses import dataclass
 
 from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
-from bertblocks.analysis.memory import LABELLED_SHARE
-from bertblocks.checkpoints.families import read_config
 from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.checkpoints.families import read_config
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, task_name
+from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, model_task_of
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.sections import ChangingRate, Muon
+from bertblocks.training.sections import MaskRateSchedule, Muon
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
 
-#: ModernBERT-base's first phase as published: its tokens, their length, hours, and H100s.
-PUBLISHED_TOKENS, PUBLISHED_LENGTH, PUBLISHED_HOURS, PUBLISHED_COUNT = 1.7e12, 1024, 194, 8
-#: The share of an H100's peak that this comes to, rounded.
+#: What ModernBERT-base's published first phase implies (1.7T tokens of length 1,024 in 194 hours on 8 H100s).
 DEFAULT_UTILIZATION = 0.25
-#: Masked diffusion hides half of the tokens on average.
+#: Masked diffusion masks half of the tokens on average.
 DIFFUSION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak FLOP/s of dense bf16 matrix products (fp16 for the V100), and bytes of memory, by data sheets."""
+    """Peak FLOP/s of dense bf16 matrix products (fp16 for the V100) and bytes of memory, from the data sheets."""
 
     flops: float
     memory: float
@@ -55,7 +52,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device."""
+    """Bytes per device."""
 
     weights: float
     gradients: float
@@ -69,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase takes."""
+    """The cost of one phase."""
 
     name: str
     length: int
@@ -78,14 +75,14 @@ class PhaseCost:
     flops_per_token: float
     tokens_per_second: float
     hours: float
-    #: Texts of full length that a device takes at once.
+    #: Sequences of full length per device and forward pass.
     micro_batch: int
     memory: Memory
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A recipe on so many devices of a kind."""
+class RunEstimate:
+    """The cost of a recipe on a number of devices of one kind."""
 
     recipe: str
     gpu: str
@@ -98,7 +95,7 @@ class Plan:
 
     @property
     def memory(self) -> float:
-        """The most that a device needs in any phase."""
+        """The peak memory per device over all phases."""
         return max(phase.memory.total for phase in self.phases)
 
     @property
@@ -106,13 +103,13 @@ class Plan:
         return self.memory <= GPUS[self.gpu].memory
 
 
-def make_plan(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT_UTILIZATION) -> Plan:
-    """What a recipe takes on `count` devices that do `utilization` of their peak.
+def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT_UTILIZATION) -> RunEstimate:
+    """The cost of a recipe on `count` devices that reach `utilization` of their peak.
 
     Example:
         >>> from bertblocks.training.recipe import read_recipe
-        >>> plan = make_plan(read_recipe("modernbert-base"), "h100", 8)
-        >>> plan.parameters, plan.fits
+        >>> estimate = estimate_run(read_recipe("modernbert-base"), "h100", 8)
+        >>> estimate.parameters, estimate.fits
         (149655232, True)
     """
     if gpu not in GPUS:
@@ -121,10 +118,10 @@ def make_plan(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT
         raise ValueError(f"--count is {count}; it must be at least 1.")
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
-    model = build(planned_config(recipe), task_name(recipe))
+    model = build(expected_config(recipe), model_task_of(recipe))
     speed = count * GPUS[gpu].flops * utilization
     phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]
-    return Plan(
+    return RunEstimate(
         recipe=recipe.name,
         gpu=gpu,
         count=count,
@@ -136,29 +133,22 @@ def make_plan(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT
     )
 
 
-def planned_config(recipe: Recipe) -> BertBlocksConfig:
-    """The config of a recipe's model without its tokenizer, which may not be there yet."""
+def expected_config(recipe: Recipe) -> BertBlocksConfig:
+    """The config of a recipe's model, without its tokenizer, which may not exist yet."""
     if recipe.model.checkpoint:
         return read_config(read_json(find_checkpoint(recipe.model.checkpoint) / "config.json"))
     options = dict(recipe.model.config)
     if recipe.tokenizer.load is None:
-        places = {name: place for place, name in enumerate(dict.fromkeys(TOKEN_KEYS.values()))}
-        tokens = {key: places[name] for key, name in TOKEN_KEYS.items()}
+        ids = {name: index for index, name in enumerate(dict.fromkeys(TOKEN_KEYS.values()))}
+        tokens = {key: ids[name] for key, name in TOKEN_KEYS.items()}
         options = {"vocab_size": recipe.tokenizer.vocab_size, **tokens, **options}
     return BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET, **options)
 
 
 def flops_per_token(model: BertBlocksPreTrainedModel, length: int, labelled: float, passes: int = 3) -> float:
-    """Of training: `passes` times the forward pass, in which the share `labelled` of tokens reaches the head."""
+    """FLOPs of `passes` forward passes in which a share `labelled` of the tokens reaches the head, per token."""
     forward = count_flops(model, length)
     return passes * (forward["total"] - (1 - labelled) * forward[HEAD]) / length
-
-
-def implied_utilization(
-    model: BertBlocksPreTrainedModel, length: int, tokens: float, hours: float, flops: float
-) -> float:
-    """The share of `flops` per second that training on so many tokens in so many hours comes to."""
-    return flops_per_token(model, length, LABELLED_SHARE) * tokens / (hours * 3600 * flops)
 
 
 def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, count: int, speed: float) -> PhaseCost:
@@ -185,7 +175,7 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
 
 def _labelled_share(phase: PhasePlan) -> float:
     rate = phase.mask_rate
-    if isinstance(rate, ChangingRate):
+    if isinstance(rate, MaskRateSchedule):
         return (rate.start + rate.end) / 2
     return DIFFUSION_SHARE if rate is None else rate
 
@@ -193,17 +183,17 @@ def _labelled_share(phase: PhasePlan) -> float:
 def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro_batch: int, count: int) -> Memory:
     parameters = model.num_parameters()
     shards = count if recipe.run.parallel == "fsdp" else 1
-    matrices = sum(one.numel() for one in model.base_model.encoder.parameters() if one.dim() == 2)
-    # two moments of every parameter, of which Muon has one for the matrices inside layers
+    matrices = sum(weight.numel() for weight in model.base_model.encoder.parameters() if weight.dim() == 2)
+    # AdamW keeps two moments per parameter; Muon keeps one for the matrices inside layers
     moments = 2 * parameters - (matrices if isinstance(recipe.optimizer, Muon) else 0)
-    mean = parameters if recipe.run.ema else 0
+    average = parameters if recipe.run.ema else 0
     kept = training_bytes(model, length)
     if recipe.run.gradient_checkpointing:
         layers = model.config.num_hidden_layers
         kept = 4 * length * model.config.hidden_size * layers + kept // layers
     in_fp32 = recipe.run.precision == "fp32"
     return Memory(
-        weights=4 * (parameters + mean) / shards,
+        weights=4 * (parameters + average) / shards,
         gradients=4 * parameters / shards,
         optimizer=4 * moments / shards,
         activations=micro_batch * kept * (1.0 if in_fp32 else 0.5),

@@ -1,4 +1,4 @@
-"""How well a language model knows texts that it has not seen, beside a model that knows no context."""
+"""Evaluates a language model on held-out texts and compares it with a unigram baseline."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from bertblocks.nn.numerics import upcast
 from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
-#: All models are measured at this share of tokens hidden, all of them as [MASK].
-RATE = 0.15
-#: Held-out texts, their cut and their masks are the same for every run.
+#: Every model is evaluated with this share of tokens replaced by [MASK].
+MASK_RATE = 0.15
+#: The choice of held-out texts and their masks do not depend on the run's seed.
 SEED = 0
-#: Tokens that are scored at once.
+#: Tokens per forward pass.
 CHUNK_TOKENS = 2048
-#: Training tokens that the unigram model counts at most.
+#: The unigram baseline counts at most this many training tokens of each source.
 UNIGRAM_TOKENS = 5_000_000
-#: Tokens of texts that are shown with a word filled in.
+#: The length, in tokens, of texts that are shown with a word filled in.
 MIN_SHOWN, MAX_SHOWN = 8, 24
 
 
 @dataclass(frozen=True)
-class Unigram:
-    """The model that says the same whatever the context: how often each token is."""
+class UnigramBaseline:
+    """The baseline that ignores context and predicts each token by its frequency."""
 
     log_probabilities: NDArray[np.float64]
 
     @classmethod
-    def count(cls, sources: Iterable[Documents], size: int) -> Unigram:
-        """From the first tokens of each source; tokens that are not there count as one."""
+    def count(cls, sources: Iterable[Documents], size: int) -> UnigramBaseline:
+        """Counts the first tokens of each source, with add-one smoothing."""
         counts = np.ones(size)
         for documents in sources:
             seen = 0
@@ -60,65 +60,65 @@ class Unigram:
         }
 
 
-class HeldOut:
-    """A fixed sample of held-out texts with fixed masks."""
+class HeldOutEvaluator:
+    """Scores a model on a fixed sample of held-out texts with fixed masks."""
 
     def __init__(self, sources: Sequence[Documents], vocabulary: Vocabulary, length: int, tokens: int) -> None:
-        self.objective = MaskedLanguageModeling(vocabulary, RATE, mask_share=1.0, random_share=0.0)
-        stream = PackedStream([StreamSource(one) for one in sources], length, self.objective.overhead, SEED)
-        available = int(sum(np.sum(one.lengths) for one in sources))
+        self.objective = MaskedLanguageModeling(vocabulary, MASK_RATE, mask_share=1.0, random_share=0.0)
+        stream = PackedStream([StreamSource(documents) for documents in sources], length, self.objective.overhead, SEED)
+        available = int(sum(np.sum(documents.lengths) for documents in sources))
         rows, _ = stream.take(Position(), max(min(tokens, available) // length, 1))
         per_batch = max(CHUNK_TOKENS // length, 1)
-        self.pieces = [piece for row in rows for piece in row]
+        self.segments = [segment for row in rows for segment in row]
         self.batches = [
             self.objective.batch(rows[start : start + per_batch], SEED) for start in range(0, len(rows), per_batch)
         ]
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """The original of every hidden token."""
+        """The original of every masked token."""
         labels = [_labels(batch) for batch in self.batches]
-        return torch.cat([one[one != IGNORE] for one in labels]).numpy()
+        return torch.cat([batch_labels[batch_labels != IGNORE] for batch_labels in labels]).numpy()
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Loss and accuracy on hidden tokens."""
-        loss, right, count = 0.0, 0, 0
+        """Loss and accuracy on the masked tokens."""
+        loss, correct, count = 0.0, 0, 0
         for batch in self.batches:
             labels = _labels(batch)
-            rows = (labels != IGNORE).nonzero().squeeze(1)
-            targets = labels[rows].to(model.device)
-            logits = _logits(model, batch)[rows.to(model.device)]
+            token_indices = (labels != IGNORE).nonzero().squeeze(1)
+            targets = labels[token_indices].to(model.device)
+            logits = _logits(model, batch)[token_indices.to(model.device)]
             loss += float(F.cross_entropy(upcast(logits), targets, reduction="sum"))
-            right += int((logits.argmax(dim=1) == targets).sum())
+            correct += int((logits.argmax(dim=1) == targets).sum())
             count += len(targets)
-        return {"held_out_loss": loss / max(count, 1), "held_out_accuracy": right / max(count, 1)}
+        return {"held_out_loss": loss / max(count, 1), "held_out_accuracy": correct / max(count, 1)}
 
     @torch.no_grad()
     def pseudo_perplexity(self, model: Any, tokens: int) -> float:
-        """exp of the mean loss of tokens that are hidden one at a time (Salazar et al., 2020), over whole pieces."""
+        """exp of the mean loss of tokens that are masked one at a time (Salazar et al., 2020), over whole segments."""
         total, count = 0.0, 0
-        pieces = iter(self.pieces)
-        while count < tokens and (piece := next(pieces, None)) is not None:
+        segments = iter(self.segments)
+        while count < tokens and (segment := next(segments, None)) is not None:
             vocabulary = self.objective.vocabulary
-            text = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
-            total += float(one_at_a_time(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
-            count += len(piece.ids)
+            text = torch.tensor([vocabulary.cls, *segment.ids.tolist(), vocabulary.sep])
+            total += float(pseudo_losses(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
+            count += len(segment.ids)
         return math.exp(total / max(count, 1))
 
 
 @torch.no_grad()
-def one_at_a_time(model: Any, text: Tensor, places: Tensor, mask: int) -> Tensor:
-    """The loss of each of these tokens of a text when it alone is hidden; copies of the text are run side by side."""
+def pseudo_losses(model: Any, text: Tensor, positions: Tensor, mask: int) -> Tensor:
+    """The loss of the token at each position when it alone is masked. Copies of the text form a batch."""
     losses = []
-    for part in places.split(max(CHUNK_TOKENS // len(text), 1)):
-        numbers = torch.arange(len(part))
+    for part in positions.split(max(CHUNK_TOKENS // len(text), 1)):
+        copy_indices = torch.arange(len(part))
         copies = text.repeat(len(part), 1)
-        copies[numbers, part] = mask
-        bounds = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
-        logits = _logits(model, FlatBatch(input_ids=copies.flatten(), cu_seqlens=bounds))
-        hidden = logits.view(len(part), len(text), -1)[numbers, part]
-        losses.append(F.cross_entropy(upcast(hidden), text[part].to(model.device), reduction="none"))
+        copies[copy_indices, part] = mask
+        cu_seqlens = torch.arange(len(part) + 1, dtype=torch.int32) * len(text)
+        logits = _logits(model, FlatBatch(input_ids=copies.flatten(), cu_seqlens=cu_seqlens))
+        masked = logits.view(len(part), len(text), -1)[copy_indices, part]
+        losses.append(F.cross_entropy(upcast(masked), text[part].to(model.device), reduction="none"))
     return torch.cat(losses) if losses else torch.zeros(0)
 
 
@@ -128,18 +128,17 @@ def _labels(batch: FlatBatch) -> Tensor:
 
 
 def _logits(model: Any, batch: FlatBatch) -> Tensor:
-    """`[tokens, vocabulary]`."""
     batch = batch.to(model.device)
     out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
-    return out["logits" if "logits" in out else "prediction_logits"]
+    return out["logits" if "logits" in out else "prediction_logits"]  # [tokens, vocabulary]
 
 
-# ---------------------------------------------------------------------- examples to look at
+# ---------------------------------------------------------------------- filled masks
 
 
 @dataclass(frozen=True)
 class FilledMask:
-    """A text with one token hidden, that token, and the model's first guesses with their probabilities."""
+    """A text with one masked token, the original token, and the model's best predictions with their probabilities."""
 
     text: str
     answer: str
@@ -147,21 +146,23 @@ class FilledMask:
 
 
 @torch.no_grad()
-def fill_masks(model: Any, tokenizer: Any, held_out: HeldOut, count: int, guesses: int = 3) -> list[FilledMask]:
-    """The first held-out texts of a sentence's length, each with the middle one of its whole words hidden."""
+def fill_masks(
+    model: Any, tokenizer: Any, held_out: HeldOutEvaluator, count: int, guesses: int = 3
+) -> list[FilledMask]:
+    """Predictions for the first held-out texts of sentence length, each with one word in its middle masked."""
     vocabulary = held_out.objective.vocabulary
     filled: list[FilledMask] = []
-    for piece in held_out.pieces:
+    for segment in held_out.segments:
         if len(filled) == count:
             break
-        words = _whole_words(tokenizer, piece.ids, vocabulary)
-        if not MIN_SHOWN <= len(piece.ids) <= MAX_SHOWN or not words:
+        words = _whole_words(tokenizer, segment.ids, vocabulary)
+        if not MIN_SHOWN <= len(segment.ids) <= MAX_SHOWN or not words:
             continue
-        place, answer = words[len(words) // 2]
-        ids = torch.tensor([vocabulary.cls, *piece.ids.tolist(), vocabulary.sep])
-        ids[place + 1] = vocabulary.mask
+        position, answer = words[len(words) // 2]
+        ids = torch.tensor([vocabulary.cls, *segment.ids.tolist(), vocabulary.sep])
+        ids[position + 1] = vocabulary.mask
         batch = FlatBatch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
-        best = upcast(_logits(model, batch)[place + 1]).softmax(dim=0).topk(guesses)
+        best = upcast(_logits(model, batch)[position + 1]).softmax(dim=0).topk(guesses)
         names = [tokenizer.decode([index]).strip() for index in best.indices.tolist()]
         text = " ".join(tokenizer.decode(ids[1:-1].tolist()).split())
         filled.append(FilledMask(text, answer, list(zip(names, best.values.tolist(), strict=True))))
@@ -169,9 +170,10 @@ def fill_masks(model: Any, tokenizer: Any, held_out: HeldOut, count: int, guesse
 
 
 def _whole_words(tokenizer: Any, ids: NDArray, vocabulary: Vocabulary) -> list[tuple[int, str]]:
-    """Places of tokens that are words by themselves, of three letters or more."""
+    """Positions of tokens that are whole words of three letters or more."""
     starts = np.ones(len(ids) + 1, dtype=bool)
     if vocabulary.starts_word is not None:
         starts[:-1] = vocabulary.starts_word[ids]
-    words = [(place, tokenizer.decode([int(ids[place])]).strip()) for place in np.flatnonzero(starts[:-1] & starts[1:])]
-    return [(int(place), word) for place, word in words if word.isalpha() and len(word) > 2]
+    positions = np.flatnonzero(starts[:-1] & starts[1:]).tolist()
+    words = [(position, tokenizer.decode([int(ids[position])]).strip()) for position in positions]
+    return [(position, word) for position, word in words if word.isalpha() and len(word) > 2]

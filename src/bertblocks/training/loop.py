@@ -1,10 +1,11 @@
-"""The training loop: any task, on one process or many, resumable to the bit."""
+"""The training loop: any task, on one process or many, with bit-exact resume."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,24 +21,24 @@ from bertblocks.checkpoints.files import save_tensors
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.data.hashing import combine
 from bertblocks.training.checkpoints import CheckpointFolder
-from bertblocks.training.distributed import World, gradients_shared, reshard, share_model, unshard, whole
-from bertblocks.training.ema import RunningMean
+from bertblocks.training.distributed import World, gradient_sync, parallelize, reshard, to_full, unshard
+from bertblocks.training.ema import WeightAverage
 from bertblocks.training.precision import autocast, choose_precision
-from bertblocks.training.prefetch import Prepared, prefetch
+from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.progress import Progress
 from bertblocks.training.sections import Run
-from bertblocks.training.state import Best, Snapshot, TrainState, restore
-from bertblocks.training.task import Task
+from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
+from bertblocks.training.task import TrainingTask
 from bertblocks.training.trackers import Tracker
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient that is not finite; the step was not taken, and its batch is kept in a file."""
+    """The loss or the gradient norm is not finite. The step is not taken, and its batch is saved to a file."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: after the last step, early, or by a signal."""
+    """How training ended: after the last step, by early stopping, or by a signal."""
 
     state: TrainState
     signal: int | None
@@ -47,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """Which evaluation metric chooses the best checkpoint, and after how many worse ones training stops."""
+    """The metric that selects the best checkpoint, and the early-stopping patience in evaluations."""
 
     metric: str
     higher_is_better: bool = True
@@ -55,7 +56,7 @@ class ModelSelection:
 
 
 class Trainer:
-    """Trains a model for a task in a folder, from the newest complete checkpoint there.
+    """Trains a model on a task in a run folder, resuming from the newest complete checkpoint there.
 
     `write_extras` adds files to each checkpoint, such as the tokenizer and the recipe.
     """
@@ -63,7 +64,7 @@ class Trainer:
     def __init__(
         self,
         model: PreTrainedModel,
-        task: Task,
+        task: TrainingTask,
         optimizers: Callable[[nn.Module], list[Optimizer]],
         run: Run,
         folder: Path,
@@ -84,11 +85,12 @@ class Trainer:
         if run.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         if run.compile:
-            compile_layers(self.model)
-        self.shared = share_model(self.model, world, run.parallel)
+            compile_feed_forward(self.model)
+        self.parallel_model = parallelize(self.model, world, run.parallel)
         self.optimizers = optimizers(self.model)
-        self.ema = RunningMean(self.model, run.ema) if run.ema else None
-        self.state = TrainState(position=task.start(), precision=choose_precision(run.precision, world.device))
+        self.ema = WeightAverage(self.model, run.ema) if run.ema else None
+        precision = choose_precision(run.precision, world.device)
+        self.state = TrainState(position=task.initial_position(), precision=precision)
         self.evaluation: dict[str, float] = {}
         self._received = 0
         self._signal: int | None = None
@@ -96,7 +98,7 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def train(self, config: dict[str, Any] | None = None) -> Outcome:
-        """Steps until the end, or until SIGTERM, Ctrl-C or the selection's patience; `config` goes to trackers."""
+        """Trains until the last step, SIGTERM, Ctrl-C or early stopping. `config` goes to the trackers."""
         self._resume()
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
         if self.state.scaler:
@@ -117,10 +119,10 @@ class Trainer:
             self._steps(batches)
         return Outcome(self.state, self._signal, self.evaluation)
 
-    def _steps(self, batches: Iterator[Prepared]) -> None:
+    def _steps(self, batches: Iterator[PreparedStep]) -> None:
         run, state = self.run, self.state
         saved = state.step
-        is_over = self._out_of_patience()
+        is_over = self._should_stop_early()
         while state.step < self.task.total_steps and not is_over and self._signal is None:
             started = time.perf_counter()
             prepared = next(batches)
@@ -142,24 +144,30 @@ class Trainer:
             self._save()
 
     def _resume(self) -> None:
-        found = self.checkpoints.find()
-        for problem in found.problems:
-            self.progress.say(f"{problem}; {'the one before it is used' if found.path else 'there is no other'}.")
-        if found.path is not None:
+        latest = self.checkpoints.find_latest()
+        for problem in latest.problems:
+            fallback = "resuming from the previous one" if latest.path else "there is no other, so the run starts again"
+            self.progress.print(f"{problem}; {fallback}.")
+        if latest.path is not None:
             wanted = self.state.precision
-            self.state = restore(found.path, self.model, self.optimizers, self.ema)
+            self.state = restore(latest.path, self.model, self.optimizers, self.ema)
             if self.run.precision != "auto":
                 self.state.precision = wanted
             if self.state.step:
-                self.task.prepare(self.model, self.state.step - 1)  # a run that is over is used as its last step was
-            self.progress.say(f"Continuing from {found.path}.")
+                # a finished run keeps the model of its last step
+                self.task.before_step(self.model, self.state.step - 1)
+            self.progress.print(f"Resuming from {latest.path}.")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGTERM and Ctrl-C end the run after the current step; a second Ctrl-C ends it at once.
 
-        A second SIGTERM does not: torchrun passes on the one that a cluster has already sent to every process.
+        A second SIGTERM does not, because torchrun forwards the one that a cluster has already sent to every process.
+        Python allows signal handlers in the main thread only; in other threads signals keep their usual effect.
         """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def note(number: int, _: object) -> None:
             self._received = number
@@ -176,10 +184,10 @@ class Trainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, prepared: Prepared) -> None:
-        """Forward, backward and update on this process's part of a global batch."""
+    def _step(self, prepared: PreparedStep) -> None:
+        """Runs forward and backward on this process's part of a global batch, then updates the weights."""
         step, world = prepared.step, self.world
-        self.task.prepare(self.model, step)
+        self.task.before_step(self.model, step)
         self.model.train()
         terms = sorted(prepared.batches[0].counts)
         counts = [sum(batch.counts[term] for batch in prepared.batches) for term in terms]
@@ -187,35 +195,36 @@ class Trainer:
         sums = torch.zeros(len(terms), device=world.device)
         for number, batch in enumerate(prepared.batches):
             torch.manual_seed(int(combine("dropout", self.run.seed, step, world.rank, number)[0] >> 1))
-            with gradients_shared(self.shared, is_last=number == len(prepared.batches) - 1):
+            with gradient_sync(self.parallel_model, is_last=number == len(prepared.batches) - 1):
                 with autocast(self.state.precision, world.device):
-                    losses = self.task.losses(self.shared, batch.to(world.device))
+                    losses = self.task.losses(self.parallel_model, batch.to(world.device))
                 parts = torch.stack([losses[term] / max(count, 1) for term, count in zip(terms, counts, strict=True)])
-                # gradients of several processes are averaged, and should be added up
+                # processes average their gradients, but the loss needs their sum
                 self.scaler.scale(parts.sum() * world.size).backward()
                 sums += parts.detach()
         *means, received = world.sum([*sums.tolist(), float(self._received)])
         self._signal = (self._received or signal.SIGTERM) if received else None
         norm = self._update(step, sum(means), prepared)
-        self._note(dict(zip(terms, means, strict=True)), norm, tokens, step)
+        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
 
-    def _update(self, step: int, loss: float, prepared: Prepared) -> float:
-        """Clips gradients and takes the step, unless something is not finite; the norm of all gradients."""
+    def _update(self, step: int, loss: float, prepared: PreparedStep) -> float:
+        """Clips gradients and takes the step if loss and gradients are finite. Returns the gradient norm."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm(gradients))
+        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        norm = to_full(torch.nn.utils.get_total_norm(gradients))
         is_finite = math.isfinite(loss) and (self.scaler.is_enabled() or math.isfinite(norm))
         if not is_finite:
             what = "loss" if not math.isfinite(loss) else "gradient norm"
-            self._refuse(step, f"The {what} of step {step + 1} is {loss if what == 'loss' else norm.item()}", prepared)
+            value = loss if what == "loss" else norm.item()
+            self._stop_non_finite(step, f"The {what} of step {step + 1} is {value}", prepared)
         if self.clip is not None and norm > self.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
         self.state.learning_rate = self.task.learning_rate(step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)
-            if math.isfinite(norm):  # in fp16 too large a scale skips the step, of all optimizers alike
+            if math.isfinite(norm):  # in fp16, an overflow from too large a loss scale skips the step in all optimizers
                 self.scaler.step(optimizer)
             optimizer.zero_grad()
         self.scaler.update()
@@ -225,8 +234,8 @@ class Trainer:
             self.ema.update(step)
         return float(norm)
 
-    def _refuse(self, step: int, problem: str, prepared: Prepared) -> None:
-        """Keeps this process's part of the batch and stops before the step."""
+    def _stop_non_finite(self, step: int, problem: str, prepared: PreparedStep) -> None:
+        """Saves this process's part of the batch and raises before the step is taken."""
         file = self.folder / f"not-finite-step-{step + 1:08d}-process-{self.world.rank}.safetensors"
         tensors = {
             f"{number}.{name}": value
@@ -235,14 +244,14 @@ class Trainer:
             if isinstance(value, Tensor)
         }
         save_tensors(tensors, file)
-        raise NonFiniteError(f"{problem}; the step was not taken, and its batch is kept in {file}.")
+        raise NonFiniteError(f"{problem}; the step was not taken. Its batch is saved in {file}.")
 
-    # ------------------------------------------------------------------ what is written
+    # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
-    def _note(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
-        """Adds a step to the window of the next line of metrics."""
+    def _accumulate(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
+        """Adds a step to the sums for the next line of metrics."""
         self.state.tokens += tokens
-        slots = self.task.describe(step).get("slots", 0)
+        slots = self.task.step_info(step).get("slots", 0)
         added = {"steps": 1, "tokens": tokens, "slots": slots, "loss": sum(means.values()), "gradient_norm": norm}
         if len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
@@ -261,9 +270,9 @@ class Trainer:
         }
         if window["slots"]:
             line["packing"] = window["tokens"] / window["slots"]
-        line |= {key: value for key, value in self.task.describe(state.step - 1).items() if key != "slots"}
-        left = (self.task.total_steps - state.step) * seconds / steps
-        self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": left})
+        line |= {key: value for key, value in self.task.step_info(state.step - 1).items() if key != "slots"}
+        seconds_left = (self.task.total_steps - state.step) * seconds / steps
+        self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_last or state.step % self.run.log_every == 0:
             self._write({**line, "seconds": state.seconds})
             window.clear()
@@ -277,36 +286,36 @@ class Trainer:
             tracker.log(line["step"], numbers)
 
     def _evaluate(self) -> bool:
-        """Metrics of the model, or of its running mean; True if the selection has no more patience."""
-        with self.weights_in_use():
+        """Evaluates the model, or its moving average. Returns True if training should stop early."""
+        with self.evaluation_weights():
             self.evaluation = self.task.evaluate(self.model)
         if not self.evaluation:
             return False
         self._write({"step": self.state.step, **self.evaluation})
         values = "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in self.evaluation.items())
-        self.progress.say(f"step {self.state.step:,} | {values}")
+        self.progress.print(f"step {self.state.step:,} | {values}")
         if self.selection is not None:
             self._select(self.evaluation[self.selection.metric], self.selection)
-        return self._out_of_patience()
+        return self._should_stop_early()
 
     def _select(self, value: float, selection: ModelSelection) -> None:
         best = self.state.best
         sign = 1 if selection.higher_is_better else -1
         if best is None or sign * value > sign * best.value:
-            self.state.best = Best(self.state.step, value)
+            self.state.best = BestEvaluation(self.state.step, value)
         else:
             best.evaluations_since += 1
 
-    def _out_of_patience(self) -> bool:
+    def _should_stop_early(self) -> bool:
         patience = self.selection.patience if self.selection else None
         best = self.state.best
         return patience is not None and best is not None and best.evaluations_since >= patience
 
     @contextlib.contextmanager
-    def weights_in_use(self) -> Iterator[None]:
-        """The model as it is to be used: in evaluation mode, with its running mean if it has one."""
+    def evaluation_weights(self) -> Iterator[None]:
+        """The model as users get it: in evaluation mode, with averaged weights if the run keeps them."""
         self.model.eval()
-        with torch.no_grad(), self.ema.in_place() if self.ema else contextlib.nullcontext():
+        with torch.no_grad(), self.ema.applied() if self.ema else contextlib.nullcontext():
             unshard(self.model)
             yield
             reshard(self.model)
@@ -328,8 +337,8 @@ class Trainer:
         self.world.run_on_main(work)
 
 
-def compile_layers(model: nn.Module) -> None:
-    """Compiles the feed-forward network of each layer; attention over ragged sequences gains nothing from it."""
+def compile_feed_forward(model: nn.Module) -> None:
+    """Compiles the feed-forward network of each layer. Attention over ragged sequences does not benefit from it."""
     for layer in model.modules():
         if isinstance(mlp := getattr(layer, "mlp", None), nn.Module):
             mlp.compile(dynamic=True)

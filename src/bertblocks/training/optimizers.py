@@ -1,9 +1,9 @@
-"""Optimizers. All work on whole lists of tensors, and on shards of them where the model is sharded."""
+"""Optimizers. They update lists of tensors at once, and work on the local shards of a sharded model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,21 +13,21 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bertblocks.nn.linear import Linear
-from bertblocks.training.distributed import local, place_like
+from bertblocks.training.distributed import from_local_like, shard_like, to_full, to_local
 from bertblocks.training.sections import AdamW, Muon, StableAdamW
 
-#: Linear layers that Muon takes: the matrices inside the layers.
+#: The linear layers that Muon optimizes: the matrices inside the encoder layers.
 MUON_ROLES = {"qkv", "up", "out"}
-#: Coefficients of Muon's quintic iteration (Jordan et al., 2024): fast at the cost of singular values near 1, not at 1.
+#: Coefficients of Muon's quintic iteration (Jordan et al., 2024), which brings singular values near 1 in few steps.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-#: The usual root mean square of an AdamW update (Liu et al., 2025).
+#: The typical root mean square of an AdamW update (Liu et al., 2025).
 ADAMW_UPDATE_SIZE = 0.2
 
 
 def get_optimizers(model: nn.Module, section: AdamW | StableAdamW | Muon) -> list[Optimizer]:
-    """The optimizers that a recipe names, which together take every trainable parameter once."""
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    """The optimizers of a recipe. Together they update every trainable parameter exactly once."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": section.lr, "betas": tuple(section.betas), "eps": section.eps}
     optimizers: list[Optimizer] = []
     if isinstance(section, Muon):
@@ -38,27 +38,28 @@ def get_optimizers(model: nn.Module, section: AdamW | StableAdamW | Muon) -> lis
         }
         if matrices:
             optimizers.append(MuonOptimizer(matrices.values(), section.lr, section.momentum, section.weight_decay))
-        parameters = {name: one for name, one in parameters.items() if id(one) not in matrices}
+        parameters = [parameter for parameter in parameters if id(parameter) not in matrices]
     groups = decay_groups(parameters, section.weight_decay)
     if isinstance(section, StableAdamW):
         return [StableAdamWOptimizer(groups, **options)]
     return [*optimizers, torch.optim.AdamW(groups, **options, fused=True)]
 
 
-def decay_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and embeddings decay; norms, biases and scales, which have one dimension or none, do not."""
-    groups = [
-        {"params": [one for one in parameters.values() if one.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in parameters.values() if one.dim() < 2], "weight_decay": 0.0},
-    ]
+def decay_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Splits parameters for weight decay. Norms, biases and scales have fewer than two dimensions and do not decay."""
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    for parameter in parameters:
+        (matrices if parameter.dim() >= 2 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 class StableAdamWOptimizer(Optimizer):
     """AdamW with updates clipped per tensor as in Adafactor (Wortsman et al., 2023).
 
-    The rate of each tensor is lr / max(1, sqrt(mean(g^2 / max(v, eps^2)))). The decay is decoupled from the size of the
-    rate: at the peak rate a step takes off `weight_decay` of a weight.
+    The learning rate of each tensor is lr / max(1, sqrt(mean(g^2 / max(v, eps^2)))). Weight decay does not depend on
+    the size of the peak learning rate: a step at that rate removes a share `weight_decay` of each weight.
     """
 
     def __init__(
@@ -70,25 +71,25 @@ class StableAdamWOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
                 continue
-            for one in parameters:
-                if not self.state[one]:
-                    self.state[one] = {
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter] = {
                         "step": torch.zeros(()),
-                        "exp_avg": torch.zeros_like(one),
-                        "exp_avg_sq": torch.zeros_like(one),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
                     }
             self._update(group, parameters)
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        states = [self.state[one] for one in parameters]
+        states = [self.state[parameter] for parameter in parameters]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1.0)
-        weights = [local(one) for one in parameters]
-        gradients = [local(one.grad) for one in parameters]  # type: ignore[arg-type]
-        means, squares = ([local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        weights = [to_local(parameter) for parameter in parameters]
+        gradients = [to_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
+        means, squares = ([to_local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq"))
         first, second = group["betas"]
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)
@@ -111,18 +112,18 @@ class StableAdamWOptimizer(Optimizer):
 
 
 def _root_means(ratios: Iterable[Tensor], parameters: list[Tensor]) -> list[float]:
-    """sqrt(mean) of each tensor, of which this process may have a shard only."""
+    """sqrt(mean) of each tensor. This process may hold only a shard of it."""
     sums = torch.stack([ratio.sum() for ratio in ratios])
     if isinstance(parameters[0], DTensor):
         dist.all_reduce(sums)
-    return [math.sqrt(total / one.numel()) for total, one in zip(sums.tolist(), parameters, strict=True)]
+    return [math.sqrt(total / parameter.numel()) for total, parameter in zip(sums.tolist(), parameters, strict=True)]
 
 
 class MuonOptimizer(Optimizer):
-    """Momentum made orthogonal, for matrices (Jordan et al., 2024).
+    """Muon: orthogonalized momentum, for matrices (Jordan et al., 2024).
 
-    Matrices that are stacked in one, such as queries, keys and values, are made orthogonal one by one. Updates have the
-    root mean square of AdamW's (Liu et al., 2025).
+    Stacked matrices, such as queries, keys and values, are orthogonalized separately. Updates have the root mean square
+    of AdamW's (Liu et al., 2025).
     """
 
     def __init__(
@@ -143,21 +144,20 @@ class MuonOptimizer(Optimizer):
                 state = self.state[matrix]
                 if not state:
                     state["momentum"] = torch.zeros_like(matrix)
-                gradient, buffer = local(matrix.grad), local(state["momentum"])
+                gradient, buffer = to_local(matrix.grad), to_local(state["momentum"])
                 buffer.mul_(group["momentum"]).add_(gradient)
-                update = place_like(gradient.add(buffer, alpha=group["momentum"]), matrix)
-                whole = update.full_tensor() if isinstance(update, DTensor) else update
-                parts = [self._direction(part) for part in whole.split(self.parts[id(matrix)])]
-                weights = local(matrix)
+                update = to_full(from_local_like(gradient.add(buffer, alpha=group["momentum"]), matrix))
+                parts = [self._direction(part) for part in update.split(self.parts[id(matrix)])]
+                weights = to_local(matrix)
                 weights.mul_(1 - group["lr"] * group["weight_decay"])
-                weights.add_(local(place_like(torch.cat(parts), matrix, is_whole=True)), alpha=-group["lr"])
+                weights.add_(to_local(shard_like(torch.cat(parts), matrix)), alpha=-group["lr"])
 
     def _direction(self, matrix: Tensor) -> Tensor:
         return orthogonalize(matrix) * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.shape)))
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Roughly U V^T of a matrix U S V^T, by Newton-Schulz iterations.
+    """Approximately U V^T of a matrix U S V^T, by Newton-Schulz iterations.
 
     Example:
         >>> values = torch.linalg.svdvals(orthogonalize(torch.randn(8, 6)))

@@ -1,4 +1,4 @@
-"""In which precision matrices are multiplied."""
+"""The precision of matrix products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
-    """The precision of a run: `auto` is bf16 on GPUs and CPUs that have units for it, and fp32 elsewhere."""
+    """The precision of a run. `auto` means bf16 on GPUs and CPUs with bf16 units, and fp32 elsewhere."""
     if wanted != "auto":
         return wanted
     return "bf16" if has_bf16_units(device) else "fp32"

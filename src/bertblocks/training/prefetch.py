@@ -1,38 +1,40 @@
-"""The next batches, made in a thread while the current step runs."""
+"""Prepares the next batches in a thread while the current step runs."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.training.distributed import World
-from bertblocks.training.task import Task, TaskBatch
+from bertblocks.training.task import TrainingTask
 
-#: Steps that are prepared ahead.
-AHEAD = 2
+#: The number of steps to prepare ahead.
+PREFETCH_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """This process's part of a step, in micro-batches, and where the next step begins."""
+class PreparedStep:
+    """This process's micro-batches of a step, and the data position of the next step."""
 
     step: int
-    batches: list[TaskBatch]
+    batches: list[FlatBatch]
     next_position: dict[str, Any]
 
 
 @contextlib.contextmanager
-def prefetch(task: Task, world: World, step: int, position: dict[str, Any]) -> Iterator[Iterator[Prepared]]:
-    """Steps from `step` on, prepared ahead; an error of the thread is raised where its step is asked for."""
+def prefetch(task: TrainingTask, world: World, step: int, position: dict[str, Any]) -> Iterator[Iterator[PreparedStep]]:
+    """Yields steps from `step` on, prepared ahead. An error in the thread is raised when its step is due."""
     steps = _prepare(task, world, step, position)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as pool:
-        waiting = deque(pool.submit(next, steps, None) for _ in range(AHEAD))
+        waiting = deque(pool.submit(next, steps, None) for _ in range(PREFETCH_STEPS))
 
-        def read() -> Iterator[Prepared]:
+        def read() -> Iterator[PreparedStep]:
             while (prepared := waiting.popleft().result()) is not None:
                 waiting.append(pool.submit(next, steps, None))
                 yield prepared
@@ -43,24 +45,26 @@ def prefetch(task: Task, world: World, step: int, position: dict[str, Any]) -> I
             pool.shutdown(cancel_futures=True)
 
 
-def _prepare(task: Task, world: World, step: int, position: dict[str, Any]) -> Iterator[Prepared]:
+def _prepare(task: TrainingTask, world: World, step: int, position: dict[str, Any]) -> Iterator[PreparedStep]:
     for number in range(step, task.total_steps):
-        items, position = task.take(number, position)
-        parts = split(items, world, task.micro_batch(number))
-        yield Prepared(number, [task.batch(number, part) for part in parts], position)
+        items, position = task.next_items(number, position)
+        parts = split_micro_batches(items, world, task.micro_batch_size(number))
+        yield PreparedStep(number, [task.collate(number, part) for part in parts], position)
 
 
-def split(items: Sequence[Any], world: World, most: int | None) -> list[Sequence[Any]]:
-    """This process's items in micro-batches of about `most`; their number is the same in every process.
+def split_micro_batches(items: Sequence[Any], world: World, size: int | None) -> list[Sequence[Any]]:
+    """This process's items in micro-batches of about `size` items. Every process has the same number of them.
 
     Example:
         >>> import torch
-        >>> split("abcdefg", World(1, 2, torch.device("cpu")), 2)
+        >>> split_micro_batches("abcdefg", World(1, 2, torch.device("cpu")), 2)
         ['de', 'fg']
     """
     if len(items) < world.size:
-        raise ValueError(f"A batch has {len(items)} items for {world.size} processes; each needs at least one.")
-    mine = items[world.part(len(items)).start : world.part(len(items)).stop]
+        raise ValueError(f"A batch has {len(items)} items for {world.size} processes; each needs at least one item.")
+    own = world.local_range(len(items))
+    local_items = items[own.start : own.stop]
     largest = -(-len(items) // world.size)
-    count = 1 if most is None else min(-(-largest // most), len(items) // world.size)
-    return [mine[part * len(mine) // count : (part + 1) * len(mine) // count] for part in range(count)]
+    count = 1 if size is None else min(-(-largest // size), len(items) // world.size)
+    bounds = [part * len(local_items) // count for part in range(count + 1)]
+    return [local_items[start:end] for start, end in itertools.pairwise(bounds)]

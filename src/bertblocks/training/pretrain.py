@@ -1,4 +1,4 @@
-"""Pretraining from a recipe: texts, tokenizer, model, training, evaluation, and what is left in the run's folder."""
+"""Pretraining from a recipe: corpus, tokenizer, model, training, evaluation and report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
+from bertblocks.analysis import summarize
 from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
-from bertblocks.reports.page import write_pretraining_report
+from bertblocks.reports.pretraining import write_pretraining_report
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import build_model, build_objectives
-from bertblocks.training.corpora import Texts, make_texts
+from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
-from bertblocks.training.held_out import FilledMask, HeldOut, Unigram, fill_masks
+from bertblocks.training.held_out import FilledMask, HeldOutEvaluator, UnigramBaseline, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
 from bertblocks.training.optimizers import get_optimizers
-from bertblocks.training.packed_task import PackedTask
+from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.run_folder import RunFolder
@@ -31,20 +32,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RECIPE, RESULT = "recipe.json", "result.json"
-#: What may differ when a run is continued: how it runs, not what it computes.
+#: Keys that may change when a run continues, because they do not change what it computes.
 FREE_KEYS = {"description", "corpus.workers", "run"}
 BOUND_KEYS = {"run.seed", "run.ema"}
-#: Hidden words that are shown at the end.
+#: The number of filled masks shown at the end.
 SHOWN_MASKS = 5
 
 
 @dataclass(frozen=True)
-class Pretrained:
-    """What a run has come to. `signal` is the one that ended it early; then there are no metrics yet."""
+class PretrainResult:
+    """The result of a run. Without metrics if a signal stopped it early."""
 
     folder: Path
     outcome: Outcome
-    #: Whether this is the process that speaks for all.
+    #: Whether this is the main process, which prints the result.
     is_main: bool
     metrics: dict[str, float]
     filled: list[FilledMask]
@@ -55,8 +56,8 @@ class Pretrained:
 
 
 @flushed_denormals()
-def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
-    """Runs a recipe in its folder, or continues the run that is there."""
+def pretrain(recipe: Recipe, console: Console | None = None) -> PretrainResult:
+    """Runs a recipe in its folder, or continues the run there."""
     world, console = join(recipe.run.device), console or Console()
     progress = Progress(console, is_shown=world.is_main)
     claim = run_folder(recipe)
@@ -67,21 +68,27 @@ def pretrain(recipe: Recipe, console: Console | None = None) -> Pretrained:
         claim.release()
 
 
-def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
-    folder = recipe.folder
+def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
+    folder, plan = recipe.folder, TrainingPlan(recipe)
     trackers = get_trackers(recipe.run.trackers if world.is_main else [], folder, recipe.name)
-    texts = make_texts(recipe, world, progress)
+    corpus = prepare_corpus(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
-    model = build_model(recipe, texts.tokenizer)
-    held_out = _held_out(recipe, texts)
-    task = PackedTask(recipe, texts.train, build_objectives(recipe, texts.tokenizer, model.config), held_out)
-    progress.say(
-        f"Model: {sum(one.numel() for one in model.parameters()):,} parameters. "
-        f"Run: {task.total_steps:,} steps, {task.plan.total_tokens:,} tokens, {world.size} process(es)."
+    model = build_model(plan, corpus.tokenizer)
+    held_out = HeldOutEvaluator(
+        corpus.held_out,
+        Vocabulary.from_tokenizer(corpus.tokenizer),
+        plan.phases[0].length,
+        recipe.run.evaluation.tokens,
+    )
+    objectives = build_objectives(plan, corpus.tokenizer, model.config)
+    task = PretrainingTask(plan, corpus.train, objectives, held_out)
+    progress.print(
+        f"Model: {sum(parameter.numel() for parameter in model.parameters()):,} parameters. "
+        f"Run: {plan.total_steps:,} steps, {plan.total_tokens:,} tokens, {world.size} process(es)."
     )
 
     def write_extras(target: Path) -> None:
-        texts.tokenizer.save_pretrained(target)
+        corpus.tokenizer.save_pretrained(target)
         write_json(target / RECIPE, recipe.model_dump(mode="json"))
 
     trainer = Trainer(
@@ -98,31 +105,30 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> Pretrained:
     )
     outcome = trainer.train(recipe.model_dump(mode="json"))
     if outcome.signal is not None:
-        return Pretrained(folder, outcome, world.is_main, {}, [])
-    return _finish(recipe, world, texts, held_out, trainer, outcome)
-
-
-def _held_out(recipe: Recipe, texts: Texts) -> HeldOut:
-    vocabulary = Vocabulary.from_tokenizer(texts.tokenizer)
-    length = TrainingPlan(recipe).phases[0].length
-    return HeldOut(texts.held_out, vocabulary, length, recipe.run.evaluation.tokens)
+        return PretrainResult(folder, outcome, world.is_main, {}, [])
+    return _finish(recipe, world, corpus, held_out, trainer, outcome)
 
 
 def _finish(
-    recipe: Recipe, world: World, texts: Texts, held_out: HeldOut, trainer: Trainer, outcome: Outcome
-) -> Pretrained:
-    """Measures the finished model and writes it."""
-    with trainer.weights_in_use():
+    recipe: Recipe,
+    world: World,
+    corpus: TokenizedCorpus,
+    held_out: HeldOutEvaluator,
+    trainer: Trainer,
+    outcome: Outcome,
+) -> PretrainResult:
+    """Evaluates the finished model, and writes it with its report."""
+    with trainer.evaluation_weights():
         metrics = held_out.evaluate(trainer.model)
-        if wanted := recipe.run.evaluation.pseudo_perplexity_tokens:
-            metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, wanted)
-        filled = fill_masks(trainer.model, texts.tokenizer, held_out, SHOWN_MASKS)
+        if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
+            metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, tokens)
+        filled = fill_masks(trainer.model, corpus.tokenizer, held_out, SHOWN_MASKS)
         snapshot = Snapshot(trainer.model, [], None)
-        world.run_on_main(lambda: write_model(recipe.folder / "model", snapshot, texts.tokenizer))
-    metrics |= Unigram.count(texts.train.values(), len(texts.tokenizer)).evaluate(held_out.targets)
+        world.run_on_main(lambda: write_model(recipe.folder / "model", snapshot, corpus.tokenizer))
+    metrics |= UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer)).evaluate(held_out.targets)
     state = outcome.state
     facts = {
-        **{f"corpus: {key.replace('_', ' ')}": count for key, count in texts.counts.items()},
+        **{f"corpus: {key.replace('_', ' ')}": count for key, count in corpus.counts.items()},
         "steps": state.step,
         "tokens trained on": state.tokens,
         "seconds in steps": round(state.seconds, 1),
@@ -132,15 +138,25 @@ def _finish(
     }
 
     def write() -> None:
-        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(one) for one in filled]})
-        write_pretraining_report(recipe, trainer.model.config, facts, metrics, filled)
+        config = trainer.model.config
+        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(text) for text in filled]})
+        write_pretraining_report(
+            recipe.folder,
+            recipe.name,
+            metrics,
+            [(text.text, text.answer, text.guesses) for text in filled],
+            facts,
+            recipe.model_dump(mode="json"),
+            {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
+            note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
+        )
 
     world.run_on_main(write)
-    return Pretrained(recipe.folder, outcome, world.is_main, metrics, filled)
+    return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
 
 
 def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A model and its tokenizer, complete or absent; one that the run wrote before is replaced."""
+    """Writes a model and its tokenizer atomically, replacing an earlier version of the run."""
     with atomic_entries(folder.parent) as scratch:
         snapshot.write_model(scratch / folder.name)
         tokenizer.save_pretrained(scratch / folder.name)
@@ -152,12 +168,12 @@ def run_folder(recipe: Recipe) -> RunFolder:
         RECIPE,
         recipe.model_dump(mode="json"),
         is_free=is_free_key,
-        remedy="give another run.folder, or delete this one",
+        remedy="set another run.folder, or delete this folder",
     )
 
 
 def is_free_key(key: str) -> bool:
-    """Whether a run that is continued may have another value for a key of its recipe.
+    """Whether a key of the recipe may change when a run continues.
 
     Example:
         >>> is_free_key("run.device"), is_free_key("run.seed")

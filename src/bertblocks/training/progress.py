@@ -1,4 +1,4 @@
-"""How far a run is: a live line on a terminal, a plain line now and then otherwise."""
+"""The progress of a run: a live line on a terminal, or a plain line from time to time in a log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 
 #: Seconds between plain lines, for logs.
 PLAIN_SECONDS = 15.0
-#: Seconds between changes of the live line.
+#: Seconds between updates of the live line.
 LIVE_SECONDS = 0.25
 BAR_WIDTH = 20
 
 
 class Progress:
-    """Shows steps as they are done; silent unless `is_shown`."""
+    """Shows finished steps. Prints nothing unless `is_shown`."""
 
     def __init__(self, console: Console, is_shown: bool = True) -> None:
         self.console = console
@@ -27,7 +27,7 @@ class Progress:
             if console.is_terminal
             else None
         )
-        self._next = 0.0
+        self._next_update = 0.0
 
     def __enter__(self) -> Progress:
         if self.is_shown and self._live:
@@ -39,12 +39,12 @@ class Progress:
             self._live.stop()
 
     def update(self, step: int, total: int, values: dict[str, Any]) -> None:
-        """`values` may have loss, tokens_per_second, packing, seconds_left and phase."""
+        """Shows a step. `values` may hold loss, tokens_per_second, packing, seconds_left and phase."""
         now = time.monotonic()
-        if not self.is_shown or (now < self._next and step < total):
+        if not self.is_shown or (now < self._next_update and step < total):
             return
-        self._next = now + (LIVE_SECONDS if self._live else PLAIN_SECONDS)
-        line = describe(step, total, values)
+        self._next_update = now + (LIVE_SECONDS if self._live else PLAIN_SECONDS)
+        line = format_step(step, total, values)
         if self._live:
             done = round(BAR_WIDTH * step / max(total, 1))
             bar = Text("━" * done, style="green") + Text("━" * (BAR_WIDTH - done), style="dim")
@@ -52,17 +52,17 @@ class Progress:
         else:
             self.console.print(line)
 
-    def say(self, message: str) -> None:
-        """A line that stays."""
+    def print(self, message: str) -> None:
+        """Prints a permanent line."""
         if self.is_shown:
             self.console.print(message)
 
 
-def describe(step: int, total: int, values: dict[str, Any]) -> str:
-    """One line.
+def format_step(step: int, total: int, values: dict[str, Any]) -> str:
+    """One line of progress.
 
     Example:
-        >>> describe(5, 10, {"loss": 2.5, "tokens_per_second": 12345.6, "packing": 0.991, "seconds_left": 75})
+        >>> format_step(5, 10, {"loss": 2.5, "tokens_per_second": 12345.6, "packing": 0.991, "seconds_left": 75})
         'step 5/10 | loss 2.500 | 12,346 tokens/s | 99.1 % packed | 1:15 left'
     """
     parts = [f"step {step:,}/{total:,}"]

@@ -1,4 +1,4 @@
-"""Recipes: one strict YAML file that says everything about a pretraining run."""
+"""Recipes: a strict YAML file that fully defines a pretraining run."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Recipe(Section):
             for name in phase.mixture or ():
                 if name not in names:
                     raise ValueError(
-                        f"phases.{index}.mixture names {name!r}, which is no source{nearest(name, names)}; "
-                        f"there are {', '.join(names)}"
+                        f"phases.{index}.mixture names {name!r}, which is not a source{nearest(name, names)}; "
+                        f"the sources are {', '.join(names)}"
                     )
             if phase.mask_rate is not None and not isinstance(self.objective, MaskedLM):
                 raise ValueError(f"phases.{index}.mask_rate has no meaning for objective {self.objective.kind}")
@@ -73,15 +73,15 @@ class Recipe(Section):
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the library."""
+    """The recipes that ship with BertBlocks."""
     folder = resources.files("bertblocks.training.recipes")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a shipped name (None: the demo) or of a file, changed by overrides such as `optimizer.lr=2e-3`.
+    """Reads a shipped recipe by name (None: the demo) or a file, and applies overrides such as `optimizer.lr=2e-3`.
 
-    A shipped name comes first; `./name` is a file of the same name.
+    Shipped names take precedence; write `./name` for a file of the same name.
 
     Example:
         >>> read_recipe(overrides=["optimizer.lr=2e-3", "phases.0.duration=1M tokens"]).optimizer.lr
@@ -99,7 +99,7 @@ def _find(source: str) -> tuple[dict[str, Any], str]:
         path = Path(str(resources.files("bertblocks.training.recipes") / f"{source}.yaml"))
     elif not path.exists():
         raise RecipeError(
-            f"{source} is neither a file nor a recipe that comes with BertBlocks{nearest(source, recipe_names())}; "
-            f"there are {', '.join(recipe_names())}."
+            f"{source} is neither a file nor a shipped recipe{nearest(source, recipe_names())}; "
+            f"the shipped recipes are {', '.join(recipe_names())}."
         )
     return {"name": path.stem, **read_yaml(path)}, str(path)

@@ -1,4 +1,4 @@
-"""One folder, one run: who may write into a folder, and what the run in it was asked for."""
+"""One folder holds one run: who may write into it, and which settings the run has."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOCK = ".lock"
 
 
 class RunFolderError(ValueError):
-    """A folder that belongs to another run, to a running process, or to the user."""
+    """The folder belongs to another run, to a running process, or to the user."""
 
 
 class RunFolder:
-    """A folder whose file `request_name` records what its run was asked for; without that file it must be empty.
+    """A folder whose file `request_name` records the settings of its run. Without that file it must be empty.
 
-    Keys for which `is_free` is true may change when a run is continued; all may as long as `has_begun` is false.
+    Keys for which `is_free` is true may change when a run continues. All keys may change while `has_begun` is false.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class RunFolder:
         self._lock: FileLock | None = None
 
     def check(self) -> None:
-        """Raises if the folder holds another run or files that no run wrote."""
+        """Raises an error if the folder holds another run or files that no run wrote."""
         if not (self.path / self.request_name).is_file():
             foreign = self._foreign_entry()
             if foreign is not None:
-                raise RunFolderError(f"{self.path} holds {foreign}, which is not part of a run; {self.remedy}.")
+                raise RunFolderError(f"{self.path} holds {foreign}, which does not belong to a run; {self.remedy}.")
             return
         changed = differences(self._read_request(), dict(self.request), self.is_free) if self.has_begun() else []
         for key, old, new in changed:
             raise RunFolderError(
-                f"{self.path} holds a run with {key} = {old!r}, and {key} is now {new!r}; {self.remedy}."
+                f"{self.path} holds a run with {key} = {old!r}, but {key} is now {new!r}; {self.remedy}."
             )
 
     def claim(self) -> None:
-        """Checks the folder, locks it for this process, and records the request."""
+        """Checks the folder, locks it for this process and records the settings."""
         self.check()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / LOCK)
@@ -67,7 +67,7 @@ class RunFolder:
 
     def release(self) -> None:
         if self._lock is not None:
-            (self.path / LOCK).unlink(missing_ok=True)  # while it is held: a waiting process then tries again
+            (self.path / LOCK).unlink(missing_ok=True)  # delete it while it is locked; a waiting process then retries
             self._lock.release()
             self._lock = None
 
@@ -90,7 +90,7 @@ class RunFolder:
 def differences(
     before: Any, now: Any, is_free: Callable[[str], bool] = lambda key: False, path: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    """Keys in which two requests differ and may not, with both values.
+    """Keys that differ between two requests although they must not, with both values.
 
     Example:
         >>> before, now = {"run": {"seed": 1, "device": "cpu"}}, {"run": {"seed": 2, "device": "cuda"}}
@@ -107,9 +107,9 @@ def differences(
 
 
 def replace_run(old: Path, new: Path, files: list[str], last: str) -> None:
-    """Deletes the `files` of a finished run and moves another's entries into their place, the one named `last` last.
+    """Deletes the `files` of the finished run in `old` and moves the entries of `new` there, `last` after the others.
 
-    What nobody listed stays. A process that dies in between leaves `new` complete, and a second call finishes.
+    Other files stay. If the process dies halfway, `new` is still complete, and a second call finishes the work.
     """
     (old / last).unlink(missing_ok=True)
     for name in files:
@@ -124,6 +124,6 @@ def replace_run(old: Path, new: Path, files: list[str], last: str) -> None:
 
 
 def relative_files(folder: Path) -> list[str]:
-    """Every file in a folder, for the record of what a run wrote."""
+    """Every file in a folder, to record what a run wrote."""
     names = (path.relative_to(folder).as_posix() for path in list_files(folder))
     return [name for name in names if name != LOCK]

@@ -1,4 +1,4 @@
-"""Where fine-tuning starts: a model with the right head, and which of its weights learn how fast."""
+"""The model that fine-tuning starts from, and which of its weights are trained at which learning rate."""
 
 from __future__ import annotations
 
@@ -21,47 +21,50 @@ from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
+from bertblocks.training.optimizers import decay_groups
 
-#: Learning rates by the number of weights inside layers: small models learn faster. Published ones lie near these.
+#: Learning rates by the number of parameters inside layers, close to published values. Small models need larger ones.
 LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Started:
+class StartingModel:
+    """A model with the task's head, its tokenizer, and defaults that suit it."""
+
     model: BertBlocksPreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    #: Tokens that the model reads at most, and at a time in what it was made for.
-    longest: int
+    #: The longest sequence that the model can read, and the one it was made for.
+    max_length: int
     usual_length: int
-    #: What suits a model of this size.
+    #: The default learning rate for a model of this size.
     learning_rate: float
-    #: How the checkpoint pools embeddings.
+    #: The pooling of the checkpoint's embeddings.
     pooling: str
 
 
-def start_model(source: str | Path, task: FineTuneTask) -> Started:
-    """The model of a checkpoint with the task's head, which is fresh unless the checkpoint has the same labels."""
+def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
+    """Loads a checkpoint with the task's head. The head is new unless the checkpoint has one with the same labels."""
     folder = find_checkpoint(source)
-    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # a fresh head is what training needs
+    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # fine-tuning trains a new head, so there is no need to report it
     tokenizer = load_tokenizer_if_any(folder)
     if tokenizer is None:
-        raise ValueError(f"{source}: there is no tokenizer beside the model.")
+        raise ValueError(f"{source}: there is no tokenizer next to the model.")
     if loaded.config.quantization is not None:
         raise ValueError(
-            f"{source} is quantised to {loaded.config.quantization}; fine-tune the model that it was made of."
+            f"{source} is quantized to {loaded.config.quantization}; fine-tune the original model instead."
         )
     model = with_config(loaded, task.config_changes())
     settings = read_settings(folder)
-    size = sum(one.numel() for name, one in model.named_parameters() if _LAYER.search(name))
+    size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))
     rate = next(rate for limit, rate in LEARNING_RATES if size <= limit)
-    longest = model.config.max_position_embeddings - model.config.position_offset
+    max_length = model.config.max_position_embeddings - model.config.position_offset
     usual_length = max_sequence_length(model, tokenizer, settings.max_length)
-    return Started(model, tokenizer, longest, usual_length, rate, settings.pooling)
+    return StartingModel(model, tokenizer, max_length, usual_length, rate, settings.pooling)
 
 
 def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> BertBlocksPreTrainedModel:
-    """The model under a changed config: heads for which the shapes differ are made fresh, all else is kept."""
+    """The model with a changed config. Heads whose shapes or labels change are initialized anew."""
     if all(getattr(model.config, key) == value for key, value in changes.items()):
         return model
     config = copy.deepcopy(model.config)
@@ -71,7 +74,7 @@ def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> Be
     own = changed.state_dict()
     kept = {name: value for name, value in model.state_dict().items() if own[name].shape == value.shape}
     if changes.get("id2label") != model.config.id2label:
-        # the same number of other labels is another head all the same
+        # different labels need a new head, even if their number is the same
         kept = {name: value for name, value in kept.items() if name.split(".")[0] not in ("classifier", "tagger")}
     missing = {name.split(".")[0] for name in set(own) - set(kept)}
     assert missing <= HEAD_PARTS, f"{missing - HEAD_PARTS} cannot change shape"
@@ -80,15 +83,15 @@ def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> Be
 
 
 def freeze(model: nn.Module, layers: int) -> None:
-    """The embeddings and so many of the lowest layers are not trained."""
+    """Freezes the embeddings and this many of the lowest layers."""
     count = sum(1 for _ in _layers(model))
     if layers > count:
         raise ValueError(f"freeze_layers is {layers}; the model has {count} layers.")
     if layers:
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             match = _LAYER.search(name)
             if "embedding" in name.split(".") or (match and int(match[1]) < layers):
-                one.requires_grad_(False)
+                parameter.requires_grad_(False)
 
 
 def _layers(model: nn.Module) -> set[int]:
@@ -96,30 +99,24 @@ def _layers(model: nn.Module) -> set[int]:
 
 
 def layered_optimizer(model: nn.Module, rate: float, weight_decay: float, layer_decay: float) -> torch.optim.Optimizer:
-    """AdamW in which every layer below the head learns by `layer_decay` slower than the one above it."""
+    """AdamW in which the learning rate of each layer is `layer_decay` times that of the layer above it."""
     top = len(_layers(model)) + 1
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
-    for name, one in model.named_parameters():
-        if one.requires_grad:
+    by_depth: dict[int, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
             match = _LAYER.search(name)
             depth = int(match[1]) + 1 if match else 0 if "embedding" in name.split(".") else top
-            groups.setdefault((depth if layer_decay < 1 else top, one.dim() >= 2), []).append(one)
-    return torch.optim.AdamW(
-        [
-            {
-                "params": group,
-                "weight_decay": weight_decay if decays else 0.0,
-                "rate_scale": layer_decay ** (top - depth),
-            }
-            for (depth, decays), group in groups.items()
-        ],
-        lr=rate,
-        fused=True,
-    )
+            by_depth.setdefault(depth if layer_decay < 1 else top, []).append(parameter)
+    groups = [
+        {**group, "rate_scale": layer_decay ** (top - depth)}
+        for depth, parameters in by_depth.items()
+        for group in decay_groups(parameters, weight_decay)
+    ]
+    return torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
 def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
-    """Low-rank additions to the matrices inside layers, trained in place of them; heads are trained whole."""
+    """Adds LoRA adapters to the matrices inside layers. The heads are trained in full."""
     from peft import LoraConfig, get_peft_model
 
     targets = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _takes_lora(name, module)})
@@ -129,7 +126,7 @@ def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
 
 
 def _is_trained(part: nn.Module) -> bool:
-    return any(one.requires_grad for one in part.parameters())
+    return any(parameter.requires_grad for parameter in part.parameters())
 
 
 def _takes_lora(name: str, module: nn.Module) -> bool:

@@ -1,68 +1,57 @@
-"""What the training loop has to be told: where batches come from and what their losses are."""
+"""What the training loop needs to know about a task: its batches, its losses and its learning rate."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-
-class TaskBatch(Protocol):
-    """Flat sequences on their way into the model; `counts` says by what the sum of each loss is divided."""
-
-    @property
-    def input_ids(self) -> Tensor: ...
-
-    @property
-    def counts(self) -> dict[str, int]: ...
-
-    def to(self, device: torch.device) -> TaskBatch: ...
+from bertblocks.data.flat_batch import FlatBatch
 
 
-class Task(ABC):
-    """Something to train a model for.
+class TrainingTask(ABC):
+    """Something to train a model on.
 
-    A global batch is a list of items (rows of packed texts, examples), the same whatever the number of processes; each
-    process makes batches of its own items. All methods but `losses` and `evaluate` must be pure functions of what they
-    are given: then a run that is resumed, or goes on with more processes, is the same run.
+    A global batch is a list of items (rows of packed texts, or examples) that does not depend on the number of
+    processes; each process collates its own items. All methods except `losses` and `evaluate` must be pure functions of
+    their arguments, so that a resumed run, or one on another number of processes, computes the same.
     """
 
     total_steps: int
 
     @abstractmethod
-    def start(self) -> dict[str, Any]:
-        """The position in the data of the first step, as JSON can hold it."""
+    def initial_position(self) -> dict[str, Any]:
+        """The position in the data before the first step, as JSON values."""
 
     @abstractmethod
-    def take(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """The items of a step's global batch, and the position of the next step."""
 
     @abstractmethod
-    def batch(self, step: int, items: Sequence[Any]) -> TaskBatch:
-        """Some of a step's items as tensors."""
+    def collate(self, step: int, items: Sequence[Any]) -> FlatBatch:
+        """Turns some of a step's items into tensors."""
 
     @abstractmethod
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """The sum of each loss over a batch, with the names of `batch.counts`."""
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        """The sum of each loss over a batch, under the keys of `batch.counts`."""
 
     @abstractmethod
     def learning_rate(self, step: int) -> float: ...
 
-    def micro_batch(self, step: int) -> int | None:
-        """The most items that a process takes at once; None: all of its own."""
+    def micro_batch_size(self, step: int) -> int | None:
+        """The most items per forward pass of a process. None means all of its items."""
         return None
 
-    def prepare(self, model: Any, step: int) -> None:
-        """Changes the model as this step asks for, such as RoPE's theta in a new phase."""
+    def before_step(self, model: Any, step: int) -> None:
+        """Changes the model where a step asks for it, such as RoPE's theta in a new phase."""
         return
 
-    def describe(self, step: int) -> dict[str, Any]:
-        """What metrics and progress say of a step, such as its phase; `slots` is its room for tokens."""
+    def step_info(self, step: int) -> dict[str, Any]:
+        """Values that metrics and progress show for a step, such as its phase. `slots` is its capacity in tokens."""
         return {}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Metrics of the model as it is now."""
+        """Metrics of the current model."""
         return {}

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: tensorboard, wandb and trackio, imported only when they are asked for."""
+"""Experiment trackers: tensorboard, wandb and trackio, imported only when a run asks for them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PROJECT = "bertblocks"
 
 
 class Tracker(ABC):
-    """A place that takes numbers by step."""
+    """Receives metrics by step, in addition to metrics.jsonl."""
 
-    #: The package that it needs, and the extra of ours that brings it.
+    #: The package that the tracker needs, and the extra of BertBlocks that installs it.
     package: str
     extra: str
 
@@ -26,30 +26,30 @@ class Tracker(ABC):
             self.module: Any = importlib.import_module(self.package)
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"run.trackers asks for {self.package.rpartition('.')[2]}, whose package {error.name} is not "
-                f"installed; pip install 'bertblocks[{self.extra}]' brings it."
+                f"trackers has {self.package.rpartition('.')[2]}, but the package {error.name} is not installed; "
+                f"install it with: pip install 'bertblocks[{self.extra}]'"
             ) from error
 
     @abstractmethod
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
-        """Begins a run, or continues it behind `step`."""
+        """Starts a run, or continues it after `step`."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of one step."""
+        """Logs the metrics of one step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Sends what has not been sent."""
+        """Sends the remaining metrics."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder `tensorboard` of the run."""
+    """Writes event files into the run's folder `tensorboard`."""
 
     package, extra = "torch.utils.tensorboard", "training"
 
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
-        # what a stopped run has logged beyond its checkpoint is logged again
+        # metrics logged after the last checkpoint will be logged again
         purge = {"purge_step": step + 1} if step else {}
         self.writer = self.module.SummaryWriter(str(self.folder / "tensorboard"), **purge)
         self.writer.add_text("recipe", f"```\n{json.dumps(config, indent=2)}\n```")
@@ -63,7 +63,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases that a restart in the same folder continues."""
+    """Logs to a Weights & Biases run, which a restart in the same folder continues."""
 
     package, extra = "wandb", "trackers"
 
@@ -81,7 +81,7 @@ class WandB(Tracker):
 
 
 class Trackio(WandB):
-    """Trackio, on this machine; `trackio show` opens it."""
+    """Logs to Trackio on this machine; `trackio show` displays it."""
 
     package = "trackio"
 
@@ -93,10 +93,10 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB
 
 
 def get_trackers(names: Sequence[str], folder: Path, name: str) -> list[Tracker]:
-    """The trackers of a recipe, not yet started; one whose package is missing is refused before any work is done.
+    """The trackers of a run, not yet started. A missing package raises an error before any work is done.
 
     Example:
         >>> get_trackers([], Path("runs/demo"), "demo")
         []
     """
-    return [TRACKERS[one](folder, name) for one in names]
+    return [TRACKERS[tracker](folder, name) for tracker in names]

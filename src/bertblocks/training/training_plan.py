@@ -1,4 +1,4 @@
-"""What every step of a run is: its phase, its batch, its learning rate; known before the run starts."""
+"""The plan of a run, known before it starts: the phase, batch size and learning rate of every step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import accumulate
 from bertblocks.core.settings import RecipeError
 from bertblocks.training.amounts import Amount
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.schedules import ScheduleSection, counts_tokens, factor
-from bertblocks.training.sections import BatchWarmup, ChangingRate, MaskedLM
+from bertblocks.training.schedules import ScheduleSection, counts_tokens, lr_factor
+from bertblocks.training.sections import BatchWarmup, MaskedLM, MaskRateSchedule
 
-FIRST_LENGTH, FIRST_BATCH_TOKENS = 128, 4096
+DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS = 128, 4096
 
 
-class Batches:
-    """The rows of each step of a phase, which may grow at its start."""
+class BatchPlan:
+    """The number of rows in each step of a phase, which may grow at the start of the phase."""
 
     def __init__(self, length: int, rows: int, duration: Amount, warmup: BatchWarmup | None) -> None:
         self.length, self.rows = length, rows
@@ -29,12 +29,12 @@ class Batches:
         return self._growing[step] if step < len(self._growing) else self.rows
 
     def tokens(self, step: int) -> int:
-        """Tokens of all steps before this one."""
+        """The tokens of all earlier steps of the phase."""
         rest = step - len(self._growing)
         return self._before[step] if rest <= 0 else self._before[-1] + rest * self.rows * self.length
 
     def step_at(self, tokens: float) -> int:
-        """The first step that starts with at least so many tokens done."""
+        """The first step that starts after at least this many tokens."""
         if tokens <= self._before[-1]:
             return bisect.bisect_left(self._before, tokens)
         size = self.rows * self.length
@@ -42,7 +42,7 @@ class Batches:
 
 
 def _grow(length: int, rows: int, duration: Amount, warmup: BatchWarmup) -> list[int]:
-    """Rows of each step until the batch has its full size."""
+    """The rows of each step until the batch reaches its full size."""
     over = warmup.over
     if over.unit == "%":
         over = replace(duration, value=duration.value * over.value / 100)
@@ -57,13 +57,13 @@ def _grow(length: int, rows: int, duration: Amount, warmup: BatchWarmup) -> list
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase with all that it takes over from those before it."""
+    """A phase with every value resolved, including those inherited from earlier phases."""
 
     index: int
     name: str
-    batches: Batches
+    batches: BatchPlan
     length: int
-    mask_rate: float | ChangingRate | None
+    mask_rate: float | MaskRateSchedule | None
     rope_theta: float | None
     mixture: dict[str, float]
     peak: float
@@ -79,22 +79,22 @@ class Step:
     phase: PhasePlan
     step_in_phase: int
     rows: int
-    #: All tokens before this step.
+    #: The tokens of all earlier steps.
     tokens: int
     learning_rate: float
 
     @property
     def progress(self) -> float:
-        """The share of the phase that is done."""
+        """The finished share of the phase."""
         return self.step_in_phase / self.phase.batches.steps
 
 
 class TrainingPlan:
-    """All steps of a recipe.
+    """Every step of a recipe.
 
     Example:
-        >>> table = TrainingPlan(Recipe())
-        >>> table.at(0).rows * table.at(0).phase.length
+        >>> step = TrainingPlan(Recipe()).at(0)
+        >>> step.rows * step.phase.length
         2048
     """
 
@@ -105,7 +105,7 @@ class TrainingPlan:
         self.total_steps = last.first_step + last.batches.steps
         self.total_tokens = last.first_token + last.batches.total
         self._starts = [phase.first_step for phase in self.phases]
-        # the recipe's own schedule spans the phases that have none
+        # the recipe's schedule spans the phases without one of their own
         self._shared = [phase for phase in self.phases if phase.schedule is None]
 
     def at(self, step: int) -> Step:
@@ -139,7 +139,7 @@ class TrainingPlan:
                 return _tokens_after(spanned, int(amount.value))
             return amount.value
 
-        return factor(schedule, clock(inside), clock(inside + 1), total, measure)
+        return lr_factor(schedule, clock(inside), clock(inside + 1), total, measure)
 
 
 def _tokens_after(phases: list[PhasePlan], steps: int) -> int:
@@ -153,7 +153,7 @@ def _tokens_after(phases: list[PhasePlan], steps: int) -> int:
 
 def _resolve(recipe: Recipe) -> list[PhasePlan]:
     plans: list[PhasePlan] = []
-    length, batch_tokens, peak = FIRST_LENGTH, FIRST_BATCH_TOKENS, recipe.optimizer.lr
+    length, batch_tokens, peak = DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS, recipe.optimizer.lr
     mask_rate = recipe.objective.rate if isinstance(recipe.objective, MaskedLM) else None
     mixture = {source.name: source.weight for source in recipe.corpus.sources}
     theta = None
@@ -166,7 +166,7 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
             raise RecipeError(
                 f"phases.{index}: batch_tokens is {batch_tokens}, less than one row of length {length}; raise it."
             )
-        batches = Batches(length, batch_tokens // length, phase.duration, phase.batch_warmup)
+        batches = BatchPlan(length, batch_tokens // length, phase.duration, phase.batch_warmup)
         plans.append(
             PhasePlan(
                 index=index,

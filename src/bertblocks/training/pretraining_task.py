@@ -1,4 +1,4 @@
-"""Pretraining as a task: packed rows of texts, an objective, and phases that change both."""
+"""Pretraining as a training task: packed rows of texts, an objective, and phases that change both."""
 
 from __future__ import annotations
 
@@ -12,53 +12,57 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
 from bertblocks.nn.position import RotaryPosition, get_block_position
 from bertblocks.objectives import Objective
-from bertblocks.training.held_out import HeldOut
-from bertblocks.training.recipe import Recipe
-from bertblocks.training.task import Task
+from bertblocks.training.held_out import HeldOutEvaluator
+from bertblocks.training.task import TrainingTask
 from bertblocks.training.training_plan import TrainingPlan
 
 
-class PackedTask(Task):
+class PretrainingTask(TrainingTask):
     """Trains on a recipe's sources, phase by phase."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        plan: TrainingPlan,
         sources: Mapping[str, Documents],
         objectives: Sequence[Objective],
-        held_out: HeldOut | None = None,
+        held_out: HeldOutEvaluator | None = None,
     ) -> None:
+        recipe = plan.recipe
         self.seed, self.micro_batch_tokens = recipe.run.seed, recipe.run.micro_batch_tokens
-        self.plan = TrainingPlan(recipe)
-        self.total_steps = self.plan.total_steps
-        self.objectives = objectives  # one for each phase
+        self.plan = plan
+        self.total_steps = plan.total_steps
+        self.objectives = objectives  # one per phase
         self.held_out = held_out
-        least = {source.name: source.min_tokens for source in recipe.corpus.sources}
+        min_tokens = {source.name: source.min_tokens for source in recipe.corpus.sources}
         self.streams = [
             PackedStream(
-                [StreamSource(sources[name], weight, least[name]) for name, weight in phase.mixture.items() if weight],
+                [
+                    StreamSource(sources[name], weight, min_tokens[name])
+                    for name, weight in phase.mixture.items()
+                    if weight
+                ],
                 phase.length,
                 objective.overhead,
                 self.seed,
                 phase.index,
             )
-            for phase, objective in zip(self.plan.phases, objectives, strict=True)
+            for phase, objective in zip(plan.phases, objectives, strict=True)
         ]
 
-    def start(self) -> dict[str, Any]:
+    def initial_position(self) -> dict[str, Any]:
         return {"phase": 0, **asdict(Position())}
 
-    def take(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Row], dict[str, Any]]:
-        moment = self.plan.at(step)
-        phase = moment.phase.index
-        # a new phase begins its own stream
-        place = Position(position["pool"], position["row"]) if position["phase"] == phase else Position()
-        rows, following = self.streams[phase].take(place, moment.rows)
+    def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Row], dict[str, Any]]:
+        planned = self.plan.at(step)
+        phase = planned.phase.index
+        # every phase starts its own stream
+        start = Position(position["pool"], position["row"]) if position["phase"] == phase else Position()
+        rows, following = self.streams[phase].take(start, planned.rows)
         return rows, {"phase": phase, **asdict(following)}
 
-    def batch(self, step: int, items: Sequence[Row]) -> FlatBatch:
-        moment = self.plan.at(step)
-        return self.objectives[moment.phase.index].batch(items, self.seed, moment.progress)
+    def collate(self, step: int, items: Sequence[Row]) -> FlatBatch:
+        planned = self.plan.at(step)
+        return self.objectives[planned.phase.index].batch(items, self.seed, planned.progress)
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.objectives[0].losses(model, batch)
@@ -66,31 +70,31 @@ class PackedTask(Task):
     def learning_rate(self, step: int) -> float:
         return self.plan.at(step).learning_rate
 
-    def micro_batch(self, step: int) -> int | None:
+    def micro_batch_size(self, step: int) -> int | None:
         if self.micro_batch_tokens is None:
             return None
         return max(self.micro_batch_tokens // self.plan.at(step).phase.length, 1)
 
-    def prepare(self, model: Any, step: int) -> None:
+    def before_step(self, model: Any, step: int) -> None:
         theta = self.plan.at(step).phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             set_rope_theta(model, theta)
 
-    def describe(self, step: int) -> dict[str, Any]:
-        moment = self.plan.at(step)
-        slots = {"slots": moment.rows * moment.phase.length}
-        return slots | ({"phase": moment.phase.name} if len(self.plan.phases) > 1 else {})
+    def step_info(self, step: int) -> dict[str, Any]:
+        planned = self.plan.at(step)
+        slots = {"slots": planned.rows * planned.phase.length}
+        return slots | ({"phase": planned.phase.name} if len(self.plan.phases) > 1 else {})
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {} if self.held_out is None else self.held_out.evaluate(model)
 
 
 def set_rope_theta(model: Any, theta: float) -> None:
-    """Gives the global layers of a live model another theta; local layers keep theirs."""
+    """Gives the global layers of a live model a new RoPE theta. Local layers keep theirs."""
     config, encoder = model.config, model.base_model.encoder
     local_theta = config.local_rope_theta
     config.rope_theta = theta
-    config.local_rope_theta = local_theta  # it follows the global one otherwise
+    config.local_rope_theta = local_theta  # it would follow the global theta otherwise
     has_changed = False
     for group, layer in enumerate(encoder.layers):
         index, attention = encoder.order.index(group), layer.attention
@@ -99,4 +103,4 @@ def set_rope_theta(model: Any, theta: float) -> None:
             attention.pattern = replace(attention.pattern, position=attention.position)
             has_changed = True
     if not has_changed:
-        raise ValueError(f"A phase has rope_theta {theta:g}, and the model has no global layer with RoPE.")
+        raise ValueError(f"A phase sets rope_theta to {theta:g}, but the model has no global layer with RoPE.")

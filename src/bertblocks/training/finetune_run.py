@@ -1,0 +1,190 @@
+"""One fine-tuning run with one seed: reading files, training, and writing the model and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedTokenizerBase
+
+from bertblocks.checkpoints.save import save_model
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
+from bertblocks.core.storage import atomic_entries, write_json
+from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.nn.ops.cpu import flushed_denormals
+from bertblocks.reports.finetuning import write_finetuning_report
+from bertblocks.tasks.answer.task import AnswerTask
+from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
+from bertblocks.tasks.embed.task import EmbedTask
+from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.training.distributed import World
+from bertblocks.training.loop import ModelSelection, Trainer
+from bertblocks.training.progress import Progress
+from bertblocks.training.run_folder import relative_files
+from bertblocks.training.sections import Checkpoints, Evaluation, Run
+from bertblocks.training.starting_model import add_lora, freeze, layered_optimizer, load_starting_model
+from bertblocks.training.state import Snapshot, restore
+from bertblocks.training.supervised_task import SupervisedTask, split_examples
+from bertblocks.training.trackers import get_trackers
+
+#: This file completes a run.
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """Where the model is, and its scores on the evaluation examples."""
+
+    folder: Path
+    metric: str
+    #: The scores of the run, or their means over several seeds.
+    scores: Scores
+    #: The scores of each seed.
+    runs: list[Scores]
+    #: Half the width of the 95% confidence interval of each mean; empty for one seed.
+    intervals: Scores
+    #: The signal that stopped the run early, if any. The same call continues the run.
+    signal: int | None = None
+
+
+class FinetuneRun:
+    """Fine-tunes a model with one seed in one folder."""
+
+    def __init__(
+        self, task: FineTuneTask, settings: FineTuneSettings, folder: Path, world: World, console: Console, name: str
+    ) -> None:
+        self.task, self.settings, self.folder, self.name = task, settings, folder, name
+        self.world, self.console = world, console
+
+    def prepare(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> None:
+        """Reads the files and the model, and raises an error if any of them or the settings are invalid."""
+        settings, task = self.settings, self.task
+        examples = task.read(train)
+        if evaluation is not None:
+            held_out = task.read(evaluation)
+        else:
+            examples, held_out = self._hold_out(examples)
+        torch.manual_seed(settings.seed)
+        start = load_starting_model(source, task)
+        model, tokenizer = start.model, start.tokenizer
+        if isinstance(task, EmbedTask):
+            task.pooling = task.settings.pooling or start.pooling
+            if model.pooler is not None:
+                model.pooler.requires_grad_(False)  # embeddings do not use it
+        if (settings.max_length or 0) > start.max_length:
+            raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
+        max_length = settings.max_length or min(task.default_length, start.usual_length)
+        features = task.features(examples, TextTokenizer(tokenizer), max_length)
+        if isinstance(task, AnswerTask):
+            task.features(held_out, TextTokenizer(tokenizer), max_length)  # finds questions that are too long
+        for note in task.notes:
+            self.console.print(note, soft_wrap=True)
+        self.source = source
+        self.model = add_lora(model, settings.lora_rank) if settings.lora_rank else model
+        freeze(self.model, settings.freeze_layers)
+        learning_rate = settings.learning_rate or start.learning_rate
+        self.training = SupervisedTask(task, settings, features, held_out, tokenizer, learning_rate, max_length)
+
+    def _hold_out(self, examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        settings, task = self.settings, self.task
+        groups = [task.group(example) for example in examples]
+        kept, held_out = split_examples(examples, groups, settings.eval_share, settings.seed)
+        task.notes.append(
+            f"no evaluation file: {len(held_out):,} of the examples (seed {settings.seed}) are held out for evaluation"
+        )
+        return kept, held_out
+
+    @flushed_denormals()
+    def train(self) -> FinetuneResult:
+        settings, task, world, model, training = self.settings, self.task, self.world, self.model, self.training
+        trainer = Trainer(
+            model=model,
+            task=training,
+            optimizers=lambda model: [
+                layered_optimizer(model, training.peak_learning_rate, settings.weight_decay, settings.layer_decay)
+            ],
+            run=_run_section(settings, training.steps_per_evaluation),
+            folder=self.folder,
+            world=world,
+            progress=Progress(self.console, is_shown=world.is_main),
+            clip=settings.clip,
+            selection=ModelSelection(task.metric, patience=settings.patience),
+            trackers=get_trackers(settings.trackers, self.folder, self.name) if world.is_main else [],
+        )
+        outcome = trainer.train(settings.model_dump())
+        if outcome.signal is not None:
+            scores = outcome.evaluation
+            return FinetuneResult(self.folder, task.metric, scores, [scores], {}, outcome.signal)
+        if outcome.state.best is not None:
+            restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", model, [], trainer.ema)
+        with trainer.evaluation_weights():
+            evaluated = training.evaluate_fully(model)
+            result = FinetuneResult(self.folder, task.metric, evaluated.scores, [evaluated.scores], {})
+            full_model = self._unsharded_model()
+            world.run_on_main(lambda: self._write(full_model, evaluated, result))
+        return result
+
+    def _unsharded_model(self) -> nn.Module:
+        """The model itself, or a full copy of a sharded model. This is a collective operation."""
+        if not isinstance(self.model, FSDPModule):
+            return self.model
+        weights = Snapshot(self.model, [], None).weights
+        fresh = load_starting_model(self.source, self.task).model
+        copy = add_lora(fresh, self.settings.lora_rank) if self.settings.lora_rank else fresh
+        copy.load_state_dict(weights, strict=False)  # the snapshot holds tied weights once
+        return copy
+
+    def _write(self, trained: nn.Module, evaluated: Evaluated, result: FinetuneResult) -> None:
+        """Writes the model and the report first, and last the file that completes the run."""
+        training = self.training
+        training.tokenizer.model_max_length = training.max_length  # users of the model get the length of training
+        merge = getattr(trained, "merge_and_unload", None)
+        model: Any = merge() if merge is not None else trained
+        if isinstance(self.task, EmbedTask):
+            settings = EmbeddingSettings(self.task.pooling, training.max_length)
+            save_embedder(model, self.folder, training.tokenizer, settings)
+        else:
+            write_model(self.folder, model, training.tokenizer)
+        write_finetuning_report(
+            self.folder,
+            f"Fine-tuning: {self.name}",
+            evaluated.scores,
+            evaluated.tables,
+            evaluated.confusion,
+            self.settings.model_dump(),
+            note=". ".join(self.task.notes),
+        )
+        write_results(result)
+
+
+def write_model(folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    with atomic_entries(folder) as scratch:
+        save_model(model, scratch)
+        tokenizer.save_pretrained(scratch)
+
+
+def write_results(result: FinetuneResult) -> None:
+    values = {key: value for key, value in asdict(result).items() if key != "folder"}
+    write_json(result.folder / RESULTS, {**values, "files": relative_files(result.folder)})
+
+
+def _run_section(settings: FineTuneSettings, steps_per_evaluation: int) -> Run:
+    """The settings of the training loop."""
+    return Run(
+        seed=settings.seed,
+        device=settings.device,
+        precision=settings.precision,
+        parallel=settings.parallel,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        ema=settings.ema,
+        trackers=settings.trackers,
+        checkpoints=Checkpoints(every=steps_per_evaluation, keep=1),
+        evaluation=Evaluation(every=steps_per_evaluation),
+    )

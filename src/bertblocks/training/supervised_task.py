@@ -1,0 +1,120 @@
+"""Fine-tuning as a training task: labelled examples in a new order every epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.data.hashing import combine, permute
+from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.embed.task import EmbedTask
+from bertblocks.tasks.predictor import Predictor
+from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.text.tables import DataError
+from bertblocks.training.amounts import Amount
+from bertblocks.training.schedules import ScheduleSection, lr_factor
+from bertblocks.training.sections import Constant, Cosine, Linear
+from bertblocks.training.task import TrainingTask
+
+
+class SupervisedTask(TrainingTask):
+    """Trains on the features of a fine-tuning task and evaluates on held-out examples."""
+
+    def __init__(
+        self,
+        task: FineTuneTask,
+        settings: FineTuneSettings,
+        features: Sequence[Any],
+        held_out: Sequence[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        peak_learning_rate: float,
+        max_length: int,
+    ) -> None:
+        self.task, self.settings, self.features, self.held_out = task, settings, features, held_out
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.peak_learning_rate = peak_learning_rate
+        epochs = settings.epochs or default_epochs(len(features))
+        # every batch is full: the texts of an embedding batch are each other's negatives
+        self.batch_size = min(settings.batch_size, len(features))
+        steps = epochs * len(features) / self.batch_size
+        self.total_steps = max(1, math.floor(steps) if isinstance(task, EmbedTask) else math.ceil(steps - 1e-9))
+        self.steps_per_evaluation = max(1, round(len(features) / self.batch_size) // settings.evaluations_per_epoch)
+        self.schedule = _schedule(settings)
+
+    def initial_position(self) -> dict[str, Any]:
+        return {"example": 0}
+
+    def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        first = position["example"]
+        last = first + self.batch_size
+        epochs, ranks = np.divmod(np.arange(first, last), len(self.features))
+        chosen = permute(ranks, len(self.features), combine("examples", self.settings.seed, epochs))
+        return [self.features[index] for index in chosen.tolist()], {"example": last}
+
+    def collate(self, step: int, items: Sequence[Any]) -> FlatBatch:
+        return self.task.batch(items)
+
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        return self.task.losses(model, batch)
+
+    def learning_rate(self, step: int) -> float:
+        def measure(amount: Amount) -> float:
+            return self.total_steps * amount.value / 100
+
+        return self.peak_learning_rate * lr_factor(self.schedule, step, step + 1, self.total_steps, measure)
+
+    def micro_batch_size(self, step: int) -> int | None:
+        return self.settings.micro_batch_size
+
+    def step_info(self, step: int) -> dict[str, Any]:
+        return {"epoch": step * self.batch_size / len(self.features)}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.evaluate_fully(model).scores
+
+    def evaluate_fully(self, model: nn.Module) -> Evaluated:
+        """Scores and report tables of the current model, computed by the predictor that its users get."""
+        inner: Any = model.module if hasattr(model, "module") else model
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        predictor = Predictor(inner, self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
+        return self.task.evaluate(predictor, self.held_out)
+
+
+def default_epochs(examples: int) -> int:
+    """Fewer epochs for more examples."""
+    return 3 if examples >= 50_000 else 4 if examples >= 5_000 else 10
+
+
+def _schedule(settings: FineTuneSettings) -> ScheduleSection:
+    warmup = Amount(100 * settings.warmup, "%")
+    if settings.schedule == "linear":
+        return Linear(kind="linear", warmup=warmup)
+    return (
+        Cosine(kind="cosine", warmup=warmup)
+        if settings.schedule == "cosine"
+        else Constant(kind="constant", warmup=warmup)
+    )
+
+
+def split_examples(
+    examples: Sequence[Any], groups: Sequence[str], eval_share: float, seed: int
+) -> tuple[list[Any], list[Any]]:
+    """Splits examples into a training and an evaluation part. The examples of a group stay together."""
+    names = list(dict.fromkeys(groups))
+    order = permute(np.arange(len(names)), len(names), combine("split", seed))
+    count = max(1, round(eval_share * len(names)))
+    if count >= len(names):
+        raise DataError(
+            f"There are only {len(names)} examples, too few to hold some out for evaluation; "
+            "provide an evaluation file (--eval)."
+        )
+    chosen = {names[index] for index in order[:count].tolist()}
+    pairs = list(zip(examples, groups, strict=True))
+    train = [example for example, group in pairs if group not in chosen]
+    return train, [example for example, group in pairs if group in chosen]
