@@ -22,22 +22,22 @@ from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9];"),
         ("phases.0.duration=10%", "phases.0.duration is '10%'; it must be more than 0, in steps or tokens"),
         ("phases.0.length=4", "phases.0.length is 4; it must be greater than or equal to 8"),
-        ("phases.3.length=64", "'3' is no entry of this list; its entries are 0 to 0"),
-        ("phases.0.mixture={docs: 1}", "phases.0.mixture names 'docs', which is no source"),
+        ("phases.3.length=64", "'3' is not an index of this list; its indices are 0 to 0"),
+        ("phases.0.mixture={docs: 1}", "phases.0.mixture names 'docs', which is not a source"),
         ("schedule.warmup=soon", "schedule.warmup is 'soon'; it must be an amount such as"),
-        ("schedule.warmup=200%", "a share is at most 100%"),
-        ("schedule.warmup=1.5", "schedule.warmup is 1.5; steps are whole"),
+        ("schedule.warmup=200%", "a percentage must be at most 100%"),
+        ("schedule.warmup=1.5", "schedule.warmup is 1.5; the number of steps must be an integer"),
         ("objective.rate=1.5", "objective.rate is 1.5; it must be less than 1"),
         ("objective.rate={start: 0.3}", "objective.rate.end is missing"),
-        ("objective={mask_share: 0.8, random_share: 0.3}", "more than 1"),
-        ("corpus.sources.0.files=[a.txt]", "has files and builtin; give exactly one of"),
-        ("tokenizer={load: x, vocab_size: 50}", "leave out kind and vocab_size"),
-        ("model.checkpoint=x", "leave out preset, config and grow_from"),
+        ("objective={mask_share: 0.8, random_share: 0.3}", "their sum must be at most 1"),
+        ("corpus.sources.0.files=[a.txt]", "has files and builtin; set exactly one of"),
+        ("tokenizer={load: x, vocab_size: 50}", "remove kind and vocab_size"),
+        ("model.checkpoint=x", "remove preset, config and grow_from"),
         ("run.sed=1", "run has no key 'sed' (did you mean 'seed'?)"),
         ("modell=1", "has no key 'modell' (did you mean 'model'?)"),
-        ("name.x=1", "name is 'demo' and has no keys of its own"),
-        ("run.seed", "'run.seed' is no override"),
-        ("run.seed=[", "is no valid YAML value"),
+        ("name.x=1", "name is 'demo', which does not have keys"),
+        ("run.seed", "'run.seed' is not an override"),
+        ("run.seed=[", "is not a valid YAML value"),
     ],
 )
 def test_what_is_wrong_is_named(override, message):
@@ -61,23 +61,36 @@ def test_overrides_start_from_the_demo_or_the_file(tmp_path):
     assert str(recipe.folder) == "runs/own"
 
 
+#: Nine levels of nine aliases stand for 387 million values.
+BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is no valid YAML"),
-        ("- 1", "holds list; it must hold keys and values"),
-        ("run: {seed: 1}\nrun: {seed: 2}", "the key 'run' is there twice"),
-        ("run: !!python/object/apply:os.getcwd []", "is no valid YAML"),
+        ("a: [", "is not valid YAML"),
+        ("- 1", "holds a list; it must hold keys and values"),
+        ("run: {seed: 1}\nrun: {seed: 2}", "the key 'run' occurs twice"),
+        ("run: !!python/object/apply:os.getcwd []", "is not valid YAML"),
         ("phases: [{length: 64}]", "phases.0.duration is missing"),
+        ("? [a, b]\n: 1", "a key must be a single value, not a list or a mapping"),
+        ("run: " + "[" * 60 + "]" * 60, "values are nested more than 50 levels deep"),
+        ("run: " + "[" * 100_000, "values are nested too deeply"),
+        ("run: &a [*a]", "more than 100,000 values once aliases are expanded"),
+        (BILLION_LAUGHS, "more than 100,000 values once aliases are expanded"),
+        (f"run: {{seed: {[0] * 5000}}}", "run.seed is [0, 0, 0"),
     ],
 )
-def test_files_that_are_no_recipes(tmp_path, text, message):
+def test_files_that_are_not_recipes(tmp_path, text, message):
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(RecipeError) as error:
         read_recipe(file)
     assert message in str(error.value)
     assert "bad.yaml" in str(error.value)
+    assert len(str(error.value).removeprefix(str(file))) < 500
 
 
 def test_an_unknown_name_lists_those_that_come_along():
@@ -110,4 +123,4 @@ def test_the_schema_command_prints_a_schema():
     result = CliRunner().invoke(app, ["schema"])
     schema = json.loads(result.stdout)
     assert schema["additionalProperties"] is False
-    assert schema["$defs"]["Phase"]["properties"]["length"]["description"].startswith("Tokens of a row")
+    assert schema["$defs"]["Phase"]["properties"]["length"]["description"].startswith("The length of a packed row")

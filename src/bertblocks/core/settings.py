@@ -1,4 +1,4 @@
-"""Strict settings: pydantic sections, YAML files without YAML's traps, overrides, and errors that name the key."""
+"""Strict settings: pydantic sections, YAML files without YAML's pitfalls, overrides, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """Strict: an unknown key or another type is an error."""
+    """A strict section: an unknown key or a wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, values: Any) -> Any:
+    def _reject_unknown_keys(cls, values: Any) -> Any:
         for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:
                 known = list(cls.model_fields)
-                raise ValueError(f"has no key {key!r}{nearest(key, known)}; there are {', '.join(known)}")
+                raise ValueError(f"has no key {key!r}{nearest(key, known)}; the keys are {', '.join(known)}")
         return values
 
 
@@ -36,20 +36,62 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; the message names the key."""
+    """An invalid recipe. The message names the key."""
+
+
+#: Limits for YAML values, with aliases expanded.
+MAX_VALUES, MAX_DEPTH = 100_000, 50
+#: Error messages show at most this many characters of a value.
+MAX_SHOWN = 200
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-6 as a number, which YAML 1.1 takes for text, and refuses a key that is given twice."""
+    """Reads 1e-6 as a number, which YAML 1.1 reads as text, and rejects duplicate keys and oversized values."""
+
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        _check_size(node)
+        return self.construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _problem("a key must be a single value, not a list or a mapping", key_node)
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
+                raise _problem(f"the key {key!r} occurs twice", node)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _problem(message: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Counts values as if every alias were written out, because a few nested aliases can stand for billions."""
+    sizes: dict[int, int] = {}
+
+    def count(node: yaml.Node, depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise _problem(f"values are nested more than {MAX_DEPTH} levels deep", node)
+        if id(node) not in sizes:
+            sizes[id(node)] = MAX_VALUES + 1  # an alias inside its own value would be endless
+            sizes[id(node)] = 1 + sum(count(child, depth + 1) for child in _children(node))
+        if sizes[id(node)] > MAX_VALUES:
+            raise _problem(f"there are more than {MAX_VALUES:,} values once aliases are expanded", node)
+        return sizes[id(node)]
+
+    count(root, 1)
 
 
 _Loader.add_implicit_resolver(
@@ -58,20 +100,22 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys and values of a file."""
+    """The keys and values of a YAML file."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror or error}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise RecipeError(f"{path} is not valid YAML: values are nested too deeply.") from error
     if not isinstance(values, dict):
-        raise RecipeError(f"{path} holds {type(values).__name__}; it must hold keys and values.")
+        raise RecipeError(f"{path} holds a {type(values).__name__}; it must hold keys and values.")
     return values
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """One value, as it would be read in a file.
+    """Parses a single value as in a YAML file.
 
     Example:
         >>> parse_value("1e-6", ""), parse_value("[1, two]", "")
@@ -79,27 +123,27 @@ def parse_value(text: str, origin: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{origin}: {text!r} is no valid YAML value.") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RecipeError(f"{origin}: {show(text)} is not a valid YAML value.") from error
 
 
 def read_section(schema: type[Schema], values: dict[str, Any], origin: str) -> Schema:
-    """Plain values, checked; `origin` names them in errors."""
+    """Validates plain values. `origin` names them in error messages."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         problems: dict[str, str] = {}
         for problem in error.errors():
             path, message = _describe(values, problem)
-            problems.setdefault(path, message)  # of several alternatives, what the first one says
+            problems.setdefault(path, message)  # of several alternatives, report the first
         raise RecipeError(f"{origin}: {'; '.join(f'{path} {problems[path]}' for path in problems)}.") from error
 
 
 def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -> None:
-    """Sets one value, as in `optimizer.lr=2e-3`; a section that is not there begins as the schema's default."""
+    """Sets one value, as in `optimizer.lr=2e-3`. A missing section starts from the schema's default."""
     key, equals, text = assignment.partition("=")
     if not equals or not key:
-        raise RecipeError(f"{assignment!r} is no override; write key.sub=value.")
+        raise RecipeError(f"{show(assignment)} is not an override; write key.sub=value.")
     place: Any = values
     *parents, last = key.split(".")
     if parents and parents[0] not in values and parents[0] in schema.model_fields:
@@ -108,24 +152,24 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
     for name in parents:
         place = place.setdefault(name, {}) if isinstance(place, dict) else place[_index(place, name, key)]
         if not isinstance(place, (dict, list)):
-            raise RecipeError(f"{assignment!r}: {name} is {place!r} and has no keys of its own.")
+            raise RecipeError(f"{show(assignment)}: {name} is {show(place)}, which does not have keys.")
     place[last if isinstance(place, dict) else _index(place, last, key)] = parse_value(text, assignment)
 
 
 def _index(place: list[Any], name: str, key: str) -> int:
     if not name.isdigit() or int(name) >= len(place):
-        raise RecipeError(f"{key}: {name!r} is no entry of this list; its entries are 0 to {len(place) - 1}.")
+        raise RecipeError(f"{key}: {name!r} is not an index of this list; its indices are 0 to {len(place) - 1}.")
     return int(name)
 
 
 def _describe(values: Any, problem: Any) -> tuple[str, str]:
-    """Path and message of one of pydantic's errors; names of alternatives are no part of a path."""
+    """The path and message of a pydantic error. Names of union alternatives are not part of the path."""
     kind, given = problem["type"], problem["input"]
     path, place = [], values
-    for place_in_path, part in enumerate(problem["loc"], start=1):
+    for depth, part in enumerate(problem["loc"], start=1):
         if (isinstance(place, dict) and part in place) or (isinstance(place, list) and isinstance(part, int)):
             place = place[part]
-        elif kind != "missing" or place_in_path < len(problem["loc"]):
+        elif kind != "missing" or depth < len(problem["loc"]):
             continue
         path.append(str(part))
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -133,9 +177,20 @@ def _describe(values: Any, problem: Any) -> tuple[str, str]:
         path.append("kind")
         expected = [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
         tag = problem["ctx"]["tag"]
-        message = f"is {tag!r}{nearest(tag, expected)}; it must be one of {', '.join(expected)}"
+        message = f"is {show(tag)}{nearest(tag, expected)}; it must be one of {', '.join(expected)}"
     elif kind == "missing":
         message = "is missing"
     elif kind != "value_error":
-        message = f"is {given!r}; {message.replace('Input should', 'it must')}"
+        message = f"is {show(given)}; {message.replace('Input should', 'it must')}"
     return ".".join(path) or "the recipe", message
+
+
+def show(value: Any) -> str:
+    """A value for an error message, shortened if it is long.
+
+    Example:
+        >>> show("a"), len(show("a" * 1000))
+        ("'a'", 200)
+    """
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."
