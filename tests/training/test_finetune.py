@@ -190,6 +190,25 @@ def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
     assert scores[-2:] != sorted(scores)[-2:] or scores[-1] <= max(scores[:-2])
 
 
+@pytest.mark.parametrize(
+    ("task", "package", "settings", "message"),
+    [
+        ("classify", "sklearn", {}, r"finetune classify needs scikit-learn, .*pip install 'bertblocks\[training\]'"),
+        ("tag", "seqeval", {}, r"finetune tag needs seqeval"),
+        ("embed", "scipy", {}, r"finetune embed needs scipy"),
+        ("answer", "peft", {"lora_rank": 2}, r"finetune answer needs peft, .*'bertblocks\[peft\]'"),
+        ("answer", "scipy", {"seeds": 2}, r"finetune answer needs scipy"),
+    ],
+)
+def test_a_missing_package_is_reported_before_anything_is_written(
+    base, files, tmp_path, monkeypatch, task, package, settings, message
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=message):
+        finetune(task, base, files / ALL_TASKS[task], output=tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
 def test_finetune_works_outside_the_main_thread(base, files, tmp_path):
     """Python allows signal handlers in the main thread only."""
     with ThreadPoolExecutor(1) as pool:

@@ -87,7 +87,7 @@ def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(tmp_path, m
 
 def test_a_missing_package_is_named_before_training(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"has wandb, .*pip install 'bertblocks\[trackers\]'"):
+    with pytest.raises(ValueError, match=r"trackers needs wandb, .*pip install 'bertblocks\[trackers\]'"):
         get_trackers(["wandb"], tmp_path, "tiny")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
 from bertblocks.evaluation.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
 from bertblocks.evaluation.significance import paired_bootstrap
@@ -62,6 +63,7 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
             raise DataError(f"pppl does not take settings; remove {next(iter(settings))!r}.")
         return pseudo_perplexity(model, data, int8)
     kind = TASKS[task]
+    require_packages(kind.packages, f"evaluate {task}")
     chosen = read_section(kind.settings_class, settings, f"evaluate {task}")
     pooling = chosen.pooling if isinstance(chosen, EmbedSettings) else None
     predictor = Predictor(

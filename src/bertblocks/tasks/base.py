@@ -47,6 +47,8 @@ class FineTuneTask(ABC):
     settings_class: ClassVar[type[FineTuneSettings]]
     #: The head, by its name in `bertblocks.load`.
     model_task: ClassVar[str]
+    #: Optional packages that the task needs.
+    packages: ClassVar[tuple[str, ...]] = ()
     #: The longest training sequence, unless the settings give one.
     default_length: ClassVar[int] = 512
     #: How token vectors are pooled, for tasks that make embeddings.

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from bertblocks.core.registry import nearest
+from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask
@@ -58,6 +59,7 @@ def finetune(
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}{nearest(task, TASKS)}.")
     chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
     folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
+    require_packages(_packages(TASKS[task], chosen), f"finetune {task}")
     world = join(chosen.device)
     console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_main))
     request = _request(task, model, train, eval, chosen)
@@ -100,6 +102,16 @@ def is_finished(
     chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
     _run_folder(folder, _request(task, model, train, eval, chosen)).check()
     return True
+
+
+def _packages(task: type[FineTuneTask], settings: FineTuneSettings) -> list[str]:
+    """The optional packages of a run."""
+    packages = [*task.packages, *settings.trackers]
+    if settings.lora_rank:
+        packages.append("peft")
+    if settings.seeds > 1:
+        packages.append("scipy")
+    return list(dict.fromkeys(packages))
 
 
 def _request(

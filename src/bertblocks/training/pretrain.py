@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from bertblocks.analysis import summarize
+from bertblocks.core.requirements import require_packages
 from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.reports.pretraining import write_pretraining_report
@@ -58,6 +59,7 @@ class PretrainResult:
 @flushed_denormals()
 def pretrain(recipe: Recipe, console: Console | None = None) -> PretrainResult:
     """Runs a recipe in its folder, or continues the run there."""
+    require_packages(_packages(recipe), "pretrain")
     world, console = join(recipe.run.device), console or Console()
     progress = Progress(console, is_shown=world.is_main)
     claim = run_folder(recipe)
@@ -66,6 +68,11 @@ def pretrain(recipe: Recipe, console: Console | None = None) -> PretrainResult:
         return _run(recipe, world, progress)
     finally:
         claim.release()
+
+
+def _packages(recipe: Recipe) -> list[str]:
+    """The optional packages of a run: token stores are Arrow files, which `datasets` writes and reads."""
+    return list(dict.fromkeys(["datasets", "pyarrow", *recipe.run.trackers]))
 
 
 def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:

@@ -10,25 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertblocks.core.requirements import require_packages
+
 PROJECT = "bertblocks"
 
 
 class Tracker(ABC):
     """Receives metrics by step, in addition to metrics.jsonl."""
 
-    #: The package that the tracker needs, and the extra of BertBlocks that installs it.
-    package: str
-    extra: str
+    #: The module that the tracker imports.
+    module_name: str
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
-        try:
-            self.module: Any = importlib.import_module(self.package)
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"trackers has {self.package.rpartition('.')[2]}, but the package {error.name} is not installed; "
-                f"install it with: pip install 'bertblocks[{self.extra}]'"
-            ) from error
+        self.module: Any = importlib.import_module(self.module_name)
 
     @abstractmethod
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
@@ -46,7 +41,7 @@ class Tracker(ABC):
 class TensorBoard(Tracker):
     """Writes event files into the run's folder `tensorboard`."""
 
-    package, extra = "torch.utils.tensorboard", "training"
+    module_name = "torch.utils.tensorboard"
 
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
         # metrics logged after the last checkpoint will be logged again
@@ -65,7 +60,7 @@ class TensorBoard(Tracker):
 class WandB(Tracker):
     """Logs to a Weights & Biases run, which a restart in the same folder continues."""
 
-    package, extra = "wandb", "trackers"
+    module_name = "wandb"
 
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
         identity = f"{self.name}-{zlib.crc32(str(self.folder.resolve()).encode()):08x}"
@@ -83,7 +78,7 @@ class WandB(Tracker):
 class Trackio(WandB):
     """Logs to Trackio on this machine; `trackio show` displays it."""
 
-    package = "trackio"
+    module_name = "trackio"
 
     def start(self, config: Mapping[str, Any], step: int = 0) -> None:
         self.run = self.module.init(project=PROJECT, name=self.name, config=dict(config), resume="allow", embed=False)
@@ -99,4 +94,5 @@ def get_trackers(names: Sequence[str], folder: Path, name: str) -> list[Tracker]
         >>> get_trackers([], Path("runs/demo"), "demo")
         []
     """
+    require_packages(names, "trackers")
     return [TRACKERS[tracker](folder, name) for tracker in names]

@@ -32,6 +32,7 @@ class ClassifyTask(FineTuneTask):
 
     settings_class = ClassifySettings
     model_task = "sequence-classification"
+    packages = ("sklearn", "scipy")
 
     def __init__(self, settings: ClassifySettings) -> None:
         super().__init__(settings)

@@ -44,6 +44,7 @@ class EmbedTask(FineTuneTask):
     """
 
     settings_class = EmbedSettings
+    packages = ("scipy",)
     model_task = "base"
     default_length = 256
 

@@ -31,6 +31,7 @@ class TagTask(FineTuneTask):
     """A tag for each word of a text: parts of speech, or BIO tags that mark entities."""
 
     settings_class = TagSettings
+    packages = ("seqeval",)
     model_task = "token-classification"
 
     def __init__(self, settings: TagSettings) -> None:
