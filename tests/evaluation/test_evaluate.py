@@ -166,7 +166,7 @@ def test_glue_runs_from_its_own_files(language_model, tmp_path):
     assert results[1].score == pytest.approx(100 * results[1].parts["dev"]["mcc"])
     start = json.loads((tmp_path / "out" / "rte" / "finetune.json").read_text())
     assert Path(start["model"]) == tmp_path / "out" / "mnli"
-    with pytest.raises(DataError, match=r"SST-2.train\.tsv: no such file"):
+    with pytest.raises(DataError, match=r"SST-2.train\.tsv does not exist"):
         run_glue(language_model, data, tmp_path / "out", ["sst2"])
     with pytest.raises(DataError, match=r"'colla' is not a GLUE task \(did you mean 'cola'"):
         run_glue(language_model, data, tmp_path / "out", ["colla"])

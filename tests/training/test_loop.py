@@ -116,7 +116,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
         return {key: value * math.nan for key, value in found.items()} if trainer.state.step == 5 else found
 
     trainer.task.losses = losses
-    with pytest.raises(NonFiniteError, match=r"loss of step 6 is nan.*kept in .*not-finite-step-00000006") as error:
+    with pytest.raises(NonFiniteError, match=r"loss of step 6 is nan.*saved in .*not-finite-step-00000006") as error:
         trainer.train()
     file = next(tmp_path.glob("not-finite-*.safetensors"))
     assert str(file) in str(error.value)

@@ -173,7 +173,7 @@ def test_a_model_is_continued_and_grown(recipe, tmp_path):
     ("overrides", "message"),
     [
         (["optimizer.lrr=1"], "optimizer has no key 'lrr'"),
-        (["phases.0.length=128"], "max_position_embeddings is 64, and a phase has length 128"),
+        (["phases.0.length=128"], "max_position_embeddings is 64, but a phase has length 128"),
         (["model.config.vocab_size=10"], "vocab_size is 10; the tokenizer has"),
         (["model.config.hiden_size=10"], "hiden_size"),
         (["phases.0.rope_theta=1e5", "model.config.block_pos_enc_kind=alibi"], "no global layer with RoPE"),
@@ -191,7 +191,7 @@ def test_a_folder_holds_one_run(recipe):
     assert run(recipe, "phases.0.duration=1").exit_code == 0
     done = run(recipe, "phases.0.duration=1", "optimizer.lr=0.5")
     assert done.exit_code == 1
-    assert "holds a run with optimizer.lr = 0.01, and the recipe now says 0.5" in done.stderr
+    assert "holds a run with optimizer.lr = 0.01, but optimizer.lr is now 0.5" in done.stderr
     assert run(recipe, "phases.0.duration=1", "run.micro_batch_tokens=64").exit_code == 0
 
 
@@ -222,7 +222,7 @@ def test_prepared_tokens_need_their_own_tokenizer(recipe, tmp_path):
     source = f"corpus.sources=[{{name: words, tokens: {tmp_path / 'tokens'}}}]"
     done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'wrong'}}}", "phases.0.duration=1")
     assert done.exit_code == 1
-    assert "was made with another tokenizer" in done.stderr
+    assert "was tokenized with a different tokenizer" in done.stderr
     folder = f"run.folder={tmp_path / 'second'}"
     done = run(recipe, source, f"tokenizer={{load: {tmp_path / 'right'}}}", "phases.0.duration=1", folder)
     assert done.exit_code == 0, done.output
