@@ -111,7 +111,8 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
             part = tokens.ids[start : start + capacity]
             sequence = tokenizer.add_special_tokens(part)
             positions = range(sequence.start, sequence.start + len(part))
-            total += float(pseudo_losses(predictor.model, torch.tensor(sequence.ids), torch.tensor(positions), mask).sum())
+            ids = torch.tensor(sequence.ids)
+            total += float(pseudo_losses(predictor.model, ids, torch.tensor(positions), mask).sum())
         sums.append(total)
         counts.append(len(tokens.ids))
     losses, sizes = np.array(sums), np.array(counts)
