@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
-from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.families import read_config
+from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json

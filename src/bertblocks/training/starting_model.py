@@ -46,7 +46,7 @@ class StartingModel:
 def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
     """Loads a checkpoint with the task's head. The head is new unless the checkpoint has one with the same labels."""
     folder = find_checkpoint(source)
-    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # fine-tuning trains a new head, so there is no need to report it
+    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # a new head is expected
     tokenizer = load_tokenizer_if_any(folder)
     if tokenizer is None:
         raise ValueError(f"{source}: there is no tokenizer next to the model.")
