@@ -6,6 +6,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -94,6 +95,51 @@ def test_errors_of_the_source_reach_the_caller(predictor):
 
     with pytest.raises(OSError, match="the disk is gone"):
         predictor.encode(broken())
+
+
+def test_an_error_of_the_source_comes_after_the_results_before_it(predictor):
+    def broken():
+        yield from WORDS
+        raise OSError("the disk is gone")
+
+    results = predictor.stream("encode", broken())
+    assert len([next(results) for _ in WORDS]) == len(WORDS)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(results)
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_a_bad_input_loses_no_result_before_it(predictor, kind):
+    results = predictor.stream("encode", kind(["plain", "words", None, "here"]))
+    np.testing.assert_allclose([next(results), next(results)], predictor.encode(["plain", "words"]), atol=1e-6)
+    with pytest.raises(TypeError, match="Text 2 is None; it must be a string"):
+        next(results)
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_errors_can_take_the_place_of_results(predictor, kind):
+    results = list(predictor.stream("encode", kind(["plain", None, "here", "\ud83d"]), return_exceptions=True))
+    assert [type(result) for result in results] == [np.ndarray, TypeError, np.ndarray, ValueError]
+    np.testing.assert_allclose([results[0], results[2]], predictor.encode(["plain", "here"]), atol=1e-6)
+    assert str(results[3]).startswith("Text 3 contains half of a surrogate pair")
+
+
+def test_read_ahead_is_bounded_in_characters(predictor, monkeypatch):
+    monkeypatch.setattr(stream, "MAX_CHARACTERS", 1000)
+    read = 0
+
+    def long_texts():
+        nonlocal read
+        while read < 100:
+            read += 1
+            yield "plain " * 200
+
+    results = predictor.stream("encode", long_texts())
+    next(results)
+    time.sleep(0.3)
+    # one text being returned, one preprocessed, one waiting, and one held by the reader
+    assert read <= 4
+    results.close()
 
 
 def test_bad_inputs_are_numbered_through_the_stream(predictor, monkeypatch):

@@ -35,8 +35,13 @@ class Engine:
         #: Inputs, tokens and seconds of the latest run.
         self.stats = RunStats()
 
-    def run(self, pipeline: Pipeline[Any], inputs: Iterable[Any], stats: RunStats) -> Iterator[Any]:
-        """Yields the results in the order of the inputs and counts them in `stats`."""
+    def run(
+        self, pipeline: Pipeline[Any], inputs: Iterable[Any], stats: RunStats, return_exceptions: bool = False
+    ) -> Iterator[Any]:
+        """Yields the results in the order of the inputs and counts them in `stats`.
+
+        With `return_exceptions`, the error of an input that the pipeline rejects is yielded in place of its result.
+        """
         self.stats = stats
         with stats:
             results = run_stream(
@@ -46,6 +51,7 @@ class Engine:
                 self.token_budget,
                 on_batch=stats.add_tokens,
                 on_items=stats.add_items,
+                return_exceptions=return_exceptions,
             )
             with contextlib.closing(results):
                 yield from results

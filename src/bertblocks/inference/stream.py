@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -26,34 +26,62 @@ def run_stream(
     token_budget: int,
     on_batch: Callable[[int], None],
     on_items: Callable[[int], None],
-) -> Generator[Result, None, None]:
+    return_exceptions: bool = False,
+) -> Generator[Result | Exception, None, None]:
     """Yields results in the order of the inputs.
 
     `forward` runs the model on segments. `on_batch` receives the number of tokens after each batch, `on_items` the
-    number of inputs after each chunk.
+    number of inputs after each chunk. An input that the pipeline rejects raises its error after the results of all
+    inputs before it; with `return_exceptions` the error is yielded in place of a result.
     """
     source = _ListChunks(items) if isinstance(items, (list, tuple)) else _IteratorChunks(items)
 
-    def preprocess() -> list[Request] | None:
+    def preprocess() -> list[Request | Exception]:
         chunk, first = source.next_chunk()
-        return pipeline.preprocess(chunk, first) if chunk else None
+        requests = _preprocess(pipeline, chunk, first) if chunk else []
+        if not return_exceptions:  # nothing after the first error is needed
+            for number, request in enumerate(requests):
+                if isinstance(request, Exception):
+                    return requests[: number + 1]
+        return requests
 
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bertblocks-tokenizer")
     try:
         upcoming = pool.submit(preprocess)
-        while (requests := upcoming.result()) is not None:
-            upcoming = pool.submit(preprocess)
+        while entries := upcoming.result():
+            if return_exceptions or not isinstance(entries[-1], Exception):
+                upcoming = pool.submit(preprocess)
+            requests = [entry for entry in entries if isinstance(entry, Request)]
             for batch in _pack(requests, token_budget):
                 segments = [request.segments[number] for request, number in batch]
                 for (request, number), output in zip(batch, forward(segments), strict=True):
                     request.outputs[number] = output
                 on_batch(sum(len(segment.sequence.ids) for segment in segments))
-            on_items(len(requests))
-            for request in requests:
-                yield pipeline.postprocess(request)
+            on_items(len(entries))
+            for entry in entries:
+                if isinstance(entry, Request):
+                    yield pipeline.postprocess(entry)
+                elif return_exceptions:
+                    yield entry
+                else:
+                    raise entry
     finally:
         source.close()
         pool.shutdown(cancel_futures=True)
+
+
+def _preprocess(pipeline: Pipeline[Any], chunk: list[Any], first: int) -> list[Request | Exception]:
+    """Preprocesses a chunk; if that fails, preprocesses its inputs one by one to find those that are at fault."""
+    try:
+        return list(pipeline.preprocess(chunk, first))
+    except (TypeError, ValueError):
+        results: list[Request | Exception] = []
+        for index, item in enumerate(chunk, start=first):
+            try:
+                results += pipeline.preprocess([item], index)
+            except (TypeError, ValueError) as error:
+                results.append(error)
+        return results
 
 
 def _pack(requests: list[Request], token_budget: int) -> Iterator[list[tuple[Request, int]]]:
@@ -100,53 +128,65 @@ class _ListChunks:
 class _IteratorChunks:
     """The chunks of an iterator that may block: inputs that have arrived do not wait for those that have not.
 
-    A thread reads the iterator, because there is no way to ask an iterator whether it would block.
+    A thread reads the iterator, because there is no way to ask an iterator whether it would block. It stops reading
+    when as many items or characters as make a chunk are waiting.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
-        self.arrived: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_ITEMS)
-        self.is_closed = threading.Event()
-        self.is_over = False
+        self.changed = threading.Condition()
+        self.arrived: deque[tuple[Any, int]] = deque()
+        self.characters = 0
+        self.is_closed = self.is_over = False
+        self.error: BaseException | None = None
         self.position = 0
         threading.Thread(target=self._read, args=(items,), daemon=True, name="bertblocks-reader").start()
 
     def _read(self, items: Iterable[Any]) -> None:
+        error: BaseException | None = None
         try:
             for item in items:
-                if not self._put(("item", item)):
+                if not self._add(item):
                     return
-            self._put(("end", None))
-        except BaseException as error:  # re-raised on the thread that asked for the results
-            self._put(("error", error))
+        except BaseException as raised:  # re-raised on the thread that asked for the results
+            error = raised
+        with self.changed:
+            self.is_over, self.error = True, error
+            self.changed.notify_all()
 
-    def _put(self, event: tuple[str, Any]) -> bool:
-        while not self.is_closed.is_set():
-            try:
-                self.arrived.put(event, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def _add(self, item: Any) -> bool:
+        """Adds an item once there is room; returns False if the results are no longer wanted."""
+        size = _count_characters(item)
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closed or not self._is_full)
+            self.arrived.append((item, size))
+            self.characters += size
+            self.changed.notify_all()
+            return not self.is_closed
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.arrived) >= MAX_ITEMS or self.characters >= MAX_CHARACTERS
 
     def next_chunk(self) -> tuple[list[Any], int]:
         chunk: list[Any] = []
         characters = 0
-        while not self.is_over and len(chunk) < MAX_ITEMS and characters < MAX_CHARACTERS:
-            try:
-                kind, value = self.arrived.get(timeout=PAUSE)
-            except queue.Empty:
-                if chunk or self.is_closed.is_set():
+        with self.changed:
+            while len(chunk) < MAX_ITEMS and characters < MAX_CHARACTERS:
+                timeout = PAUSE if chunk else None
+                self.changed.wait_for(lambda: self.arrived or self.is_over or self.is_closed, timeout)
+                if not self.arrived:
                     break
-                continue
-            if kind == "item":
-                chunk.append(value)
-                characters += _count_characters(value)
-            else:
-                self.is_over = True
-                if kind == "error":
-                    raise value
+                item, size = self.arrived.popleft()
+                chunk.append(item)
+                characters += size
+                self.characters -= size
+                self.changed.notify_all()
+            if not chunk and self.error is not None:
+                raise self.error
         first, self.position = self.position, self.position + len(chunk)
         return chunk, first
 
     def close(self) -> None:
-        self.is_closed.set()
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()

@@ -178,12 +178,14 @@ class Predictor:
         *,
         progress: bool = False,
         total: int | None = None,
+        return_exceptions: bool = False,
         **options: Any,
     ) -> Iterator[Any]:
         """Yields the results of one of the methods above, by its name and with its options, as they are computed.
 
         Inputs may be endless: a bounded number is read ahead. When they pause, those received so far are processed.
-        `total` is their number, for the progress bar, if they do not have a length.
+        `total` is their number, for the progress bar, if they do not have a length. A bad input raises an error after
+        the results before it; with `return_exceptions`, the error takes the place of its result and the stream goes on.
         """
         pipeline = self._pipeline(method, options)
         if isinstance(inputs, (str, bytes)):
@@ -193,7 +195,7 @@ class Predictor:
             total = inputs.count() if progress else None
         elif isinstance(inputs, (list, tuple)):
             total = len(inputs)
-        return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress))
+        return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress), return_exceptions)
 
     def _pipeline(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
         if method == "encode":
