@@ -339,7 +339,7 @@ def test_invalid_requests_raise(tmp_path):
     with pytest.raises(ConfigError, match="quantization is 'int8'; a bert checkpoint has None"):
         to_huggingface(BertBlocksModel(small).quantize("int8"), "bert")
     model.save_pretrained(tmp_path)
-    with pytest.raises(OSError, match=r"int8 checkpoint has no 'classifier', and a fresh one could not be trained"):
+    with pytest.raises(OSError, match=r"int8 checkpoint has no 'classifier', and a fresh one cannot be trained"):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path)
 
 
