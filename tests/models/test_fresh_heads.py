@@ -1,15 +1,21 @@
-"""Task models that start from a checkpoint without their head."""
+"""Task models that start from a checkpoint without their head, and relabelled classifiers."""
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+)
 
 import bertblocks
 from bertblocks import (
     BertBlocksForMaskedDiffusion,
     BertBlocksForMaskedLM,
     BertBlocksForPreTraining,
+    BertBlocksForSequenceClassification,
     BertBlocksModel,
 )
 from tests.helpers import tiny_config
@@ -58,3 +64,50 @@ def test_half_a_language_model_head_raises(tmp_path, name):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(OSError, match=f"lacks '{name}'"):
         BertBlocksForMaskedLM.from_pretrained(tmp_path)
+
+
+# ---------------------------------------------------------------------- relabelled classifiers
+
+FIVE = {index: f"label {index}" for index in range(5)}
+NAMES = {"id2label": FIVE, "label2id": {name: index for index, name in FIVE.items()}}
+
+
+@pytest.mark.parametrize("options", [{"num_labels": 5}, NAMES, {"num_labels": 5, **NAMES}])
+@pytest.mark.parametrize("auto_class", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_a_classifier_is_relabelled_as_in_transformers(tmp_path, auto_class, options):
+    theirs = BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40, num_labels=3
+    )
+    ids = torch.tensor([[5, 6, 7]])
+    relabelled = []
+    for name, config in (("theirs", theirs), ("ours", tiny_config(num_labels=3))):
+        auto_class.from_config(config).save_pretrained(tmp_path / name)
+        relabelled.append(auto_class.from_pretrained(tmp_path / name, ignore_mismatched_sizes=True, **options))
+    expected, actual = relabelled
+    assert actual.config.id2label == expected.config.id2label
+    assert actual.config.label2id == expected.config.label2id
+    assert actual(ids).logits.shape == expected(ids).logits.shape
+    before = auto_class.from_pretrained(tmp_path / "ours").state_dict()
+    for key, tensor in actual.model.state_dict().items():
+        assert torch.equal(tensor, before[f"model.{key}"]), key
+
+
+def test_relabelling_needs_consent_and_consistent_names(tmp_path):
+    BertBlocksForSequenceClassification(tiny_config(num_labels=3)).save_pretrained(tmp_path)
+    with pytest.raises(OSError, match="the weights do not have the shapes that the config asks for"):
+        BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
+    with pytest.raises(ValueError, match="num_labels is 4; id2label names 5 labels"):
+        BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=4, **NAMES)
+
+
+def test_a_cross_encoder_is_relabelled(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from transformers import BertTokenizer
+
+    BertBlocksForSequenceClassification(tiny_config(num_labels=3)).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    encoder = sentence_transformers.CrossEncoder(
+        str(tmp_path), num_labels=5, device="cpu", model_kwargs={"ignore_mismatched_sizes": True}
+    )
+    assert encoder.predict([("a", "b")]).shape == (1, 5)

@@ -317,7 +317,7 @@ def test_outliers_below_the_threshold_raise():
         for layer in model.encoder.layers:
             layer.attention.qkv.weight[:, 0] = 0
             layer.attention.out.weight.mul_(1e6)
-    with pytest.raises(QuantizationError, match="min_cosine is 0.9999, but int8 gives"):
+    with pytest.raises(QuantizationError, match=r"min_cosine is 0.9999, but int8 gives"):
         model.quantize("int8", min_cosine=0.9999)
 
 

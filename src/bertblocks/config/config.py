@@ -300,6 +300,11 @@ class BertBlocksConfig(PreTrainedConfig):
         Other options pass: transformers' tokenizers hand theirs to the config too.
         """
         overrides = canonical({key: options.pop(key) for key in list(options) if _names_own_key(key)})
+        check_labels(options)
+        count = options.get("num_labels")
+        if count is not None and count != len(config_dict.get("id2label") or ()):
+            # a caller that relabels a classifier does not want the names in the file
+            config_dict = {key: value for key, value in config_dict.items() if key not in ("id2label", "label2id")}
         made = super().from_dict(config_dict, **options)
         config = made[0] if isinstance(made, tuple) else made
         for key, value in overrides.items():
