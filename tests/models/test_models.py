@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from bertblocks import (
     BertBlocksForMaskedLM,
@@ -542,3 +542,53 @@ def test_pipelines(tokenizer, tmp_path):
     assert [tag["word"] for tag in tags[1]] == ["a", "dog", "ran", "!"]
     features = make("feature-extraction", BertBlocksModel)(texts)
     assert [len(feature[0]) for feature in features] == [9, 6]
+
+
+# ---------------------------------------------------------------------- attribution
+
+
+def attributions(model, ids, mask, **options):
+    """Gradients of one logit with respect to every returned hidden state and attention, read in two ways."""
+
+    def forward():
+        out = model(ids, attention_mask=mask, output_hidden_states=True, output_attentions=True, **options)
+        return out.logits[0, 0], [*out.hidden_states, *out.attentions]
+
+    logit, returned = forward()
+    gradients = torch.autograd.grad(logit, returned)
+    logit, returned = forward()
+    for tensor in returned:
+        tensor.retain_grad()
+    logit.backward()
+    for tensor, gradient in zip(returned, gradients, strict=True):
+        torch.testing.assert_close(tensor.grad, gradient)
+    return gradients
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("unpad", [True, False])
+def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unpad, side):
+    config = BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, num_labels=3,
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs = BertForSequenceClassification(config).eval()
+    ours = from_huggingface(theirs)
+    ours.config.unpad = unpad
+    ids, mask = pad_ids(ragged_ids([12, 5, 1]), side)
+    positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # BERT counts padding on the left
+    expected, actual = attributions(theirs, ids, mask, **positions), attributions(ours, ids, mask)
+    assert [gradient.shape for gradient in actual] == [gradient.shape for gradient in expected]
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        real = mask.bool()[:, :, None] if gradient.dim() == 3 else (mask[:, None, :, None] * mask[:, None, None]).bool()
+        torch.testing.assert_close(gradient * real, expected_gradient * real, atol=1e-6, rtol=1e-4)
+    assert all(gradient.any() for gradient in actual[:-1])
+
+
+@pytest.mark.parametrize("options", [{"norm_pos": "pre", "norm_fn": "rms"}, {"ngpt": True}, {"num_hidden_groups": 1}])
+@pytest.mark.parametrize("task", ["masked-lm", "sequence-classification", "token-classification"])
+def test_every_task_lets_gradients_reach_its_hidden_states(task, options):
+    model = TASK_MODELS[task](tiny_config(**options)).eval()
+    out = model(torch.cat(ragged_ids([4, 2])), cu_seqlens=torch.tensor([0, 4, 6]), output_hidden_states=True)
+    gradients = torch.autograd.grad(out.logits.flatten()[1], out.hidden_states)
+    assert all(gradient.any() for gradient in gradients)

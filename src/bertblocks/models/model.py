@@ -119,7 +119,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         if token_indices is not None:
             indices = token_indices(layout) if len(x) else x.new_zeros(0, dtype=torch.long)
         out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices)
-        states = None if out.hidden_states is None else tuple(layout.scatter(state) for state in out.hidden_states)
+        states = tuple(out.hidden_states) if out.hidden_states else None
         attentions = tuple(out.attentions) if out.attentions else None
         return Encoded(out.last_hidden_state, layout, indices, states, attentions)
 

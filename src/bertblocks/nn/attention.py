@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
@@ -78,8 +77,8 @@ class Attention(nn.Module):
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor] | None]:
-        """Return the output of all tokens or of `token_indices`, and every sequence's weights if the context asks."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output of all tokens or of `token_indices`, and the padded weights if the context asks."""
         qkv = self.qkv(x)
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
         if in_fp32:
@@ -93,8 +92,7 @@ class Attention(nn.Module):
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():
             if context.output_weights:
-                attended, weights = EagerBackend().attend_with_weights(q, k, v, call)
-                weights = [weight.to(dtype) for weight in weights]
+                attended, weights = EagerBackend().attend_with_weights(q, k, v, call, dtype)
             else:
                 attended = context.backend.attend(q, k, v, call)
         attended = index_tokens(attended.flatten(1), token_indices)
@@ -111,26 +109,6 @@ class Attention(nn.Module):
         if self.pattern.num_global_tokens:
             parts.append(f"global_tokens={self.pattern.num_global_tokens}")
         return ", ".join(parts)
-
-
-def pad_weights(weights: list[Tensor], layout: SequenceLayout, num_heads: int) -> Tensor:
-    """Pad the weights of all sequences with 0 into one `[rows, heads, length, length]` tensor.
-
-    Rows are those of the padded batch or, for packed input, the sequences.
-    """
-    length = layout.max_length if layout.is_packed else layout.shape[-1]
-    if not weights:  # the batch holds padding only
-        return torch.zeros(layout.num_sequences, num_heads, length, length, device=layout.device)
-    if layout.slots is None or layout.is_packed:
-        columns = torch.cat([torch.arange(weight.shape[-1], device=layout.device) for weight in weights])
-    else:
-        columns = layout.slots % length
-    rows = [row for row, n in enumerate(layout.lengths) if n] or range(layout.num_sequences)
-    padded = weights[0].new_zeros(layout.num_sequences, weights[0].shape[0], length, length)
-    places = columns.split([weight.shape[-1] for weight in weights])
-    for row, place, weight in zip(rows, places, weights, strict=True):
-        padded[row][:, place[:, None], place] = weight
-    return padded
 
 
 AttentionT = TypeVar("AttentionT", bound=Attention)

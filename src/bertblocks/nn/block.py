@@ -64,7 +64,7 @@ class Block(GradientCheckpointingLayer):
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor] | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         normed = self.attention_residual.pre_norm(x)
         branch, weights = self.attention(normed, context, token_indices)
         x = index_tokens(x, token_indices)

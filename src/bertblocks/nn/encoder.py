@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from bertblocks.nn.attention import Attention, ForwardContext, pad_weights
+from bertblocks.nn.attention import Attention, ForwardContext
 from bertblocks.nn.backends import get_backend
 from bertblocks.nn.block import get_block
 from bertblocks.nn.layout import SequenceLayout, index_tokens
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncoderOutput:
-    """Flat hidden states; the lists hold what transformers defines and are None unless requested."""
+    """The last hidden state, flat; the lists hold what transformers defines, in the shape of the input."""
 
     last_hidden_state: Tensor  # [tokens or token_indices, hidden]
-    #: The embeddings, then every layer's output for all tokens, the last one after the final norm.
+    #: The embeddings, then every layer's output, the last one after the final norm; None unless requested.
     hidden_states: list[Tensor] | None
-    #: `[rows, heads, length, length]` for each layer.
+    #: `[rows, heads, length, length]` for each layer; None unless requested.
     attentions: list[Tensor] | None
 
 
@@ -67,21 +67,25 @@ class Encoder(nn.Module):
         patterns = [attention.pattern for attention in modules]
         backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
         context = ForwardContext(layout, backend, output_attentions)
-        hidden_states = [x] if output_hidden_states else None
+        hidden_states: list[Tensor] | None = [] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
         last = len(self.order) - 1
         for index, group in enumerate(self.order):
+            if hidden_states is not None:
+                x = _record(x, hidden_states, layout)
             # the last layer computes only the selected tokens, unless its whole output is requested too
             selected = token_indices if index == last and hidden_states is None else None
             x, weights = self.layers[group](x, context, selected)
-            if hidden_states is not None:
-                hidden_states.append(x)
             if attentions is not None:
-                attentions.append(pad_weights(weights, layout, modules[group].num_heads))
+                attentions.append(weights)
         if self.final_norm is not None:
             x = self.final_norm(x)
-            if hidden_states is not None:
-                hidden_states[-1] = x
         if hidden_states is not None:
-            x = index_tokens(x, token_indices)
+            x = index_tokens(_record(x, hidden_states, layout), token_indices)
         return EncoderOutput(x, hidden_states, attentions)
+
+
+def _record(x: Tensor, hidden_states: list[Tensor], layout: SequenceLayout) -> Tensor:
+    """Append x in the shape of the input and return it flat, read from there so that gradients reach the recorded."""
+    hidden_states.append(layout.scatter(x))
+    return layout.gather(hidden_states[-1])

@@ -54,7 +54,7 @@ class NGPTBlock(GradientCheckpointingLayer):
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor] | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         branch, weights = self.attention(x, context, token_indices)
         x = self.step(index_tokens(x, token_indices), branch, self.attention_alpha)
         return self.step(x, self.mlp(x), self.mlp_alpha), weights

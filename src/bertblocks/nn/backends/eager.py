@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, merge_heads, repeat_kv, split_heads
+from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.numerics import upcast
 
 
@@ -14,33 +15,72 @@ class EagerBackend(AttentionBackend):
     """Supports every pattern and layout: a rectangle in one call, ragged sequences one by one."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-        return self.attend_with_weights(q, k, v, context)[0]
-
-    def attend_with_weights(
-        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return the attended values and, for each non-empty sequence, its weights `[heads, length, length]`."""
         layout = context.layout
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
         if layout.rectangle is not None:
             q, k, v = (split_heads(x, layout.rectangle[0]) for x in (q, k, v))
-            out, weights = _attend(q, k, v, context)
-            return merge_heads(out), list(weights)
-        outputs, all_weights = [], []
+            return merge_heads(_apply(_weigh(q, k, context), v, context))
+        outputs = []
         for tokens in layout.slices():
             sequence_q, sequence_k, sequence_v = (split_heads(x[tokens], 1) for x in (q, k, v))
-            out, weights = _attend(sequence_q, sequence_k, sequence_v, context)
-            outputs.append(merge_heads(out))
-            all_weights.append(weights[0])
-        return torch.cat(outputs) if outputs else q, all_weights
+            outputs.append(merge_heads(_apply(_weigh(sequence_q, sequence_k, context), sequence_v, context)))
+        return torch.cat(outputs) if outputs else q
+
+    def attend_with_weights(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return the attended values and the weights of all sequences as `[rows, heads, length, length]` in `dtype`.
+
+        Rows are those of the padded batch or, for packed input, the sequences; padding has the weight 0. The values
+        are computed from the returned tensor, so gradients reach it.
+        """
+        layout = context.layout
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        if layout.rectangle is not None:
+            batch_q, batch_k, batch_v = (split_heads(x, layout.rectangle[0]) for x in (q, k, v))
+            weights = _Padding(layout).pad(list(_weigh(batch_q, batch_k, context)), q.shape[1], dtype)
+            sequences = torch.stack(_Padding(layout).unpad(weights)).to(v.dtype)
+            return merge_heads(_apply(sequences, batch_v, context)), weights
+        queries, keys, values = ([split_heads(x[tokens], 1) for tokens in layout.slices()] for x in (q, k, v))
+        parts = [_weigh(*pair, context)[0] for pair in zip(queries, keys, strict=True)]
+        weights = _Padding(layout).pad(parts, q.shape[1], dtype)
+        outputs = [
+            merge_heads(_apply(part[None].to(v.dtype), value, context))
+            for part, value in zip(_Padding(layout).unpad(weights), values, strict=True)
+        ]
+        return torch.cat(outputs) if outputs else q, weights
 
 
-def _attend(
+class _Padding:
+    """Where the weights of every non-empty sequence are in a padded `[rows, heads, length, length]` tensor."""
+
+    def __init__(self, layout: SequenceLayout) -> None:
+        self.layout = layout
+        self.length = layout.max_length if layout.is_packed else layout.shape[-1]
+        sizes = [tokens.stop - tokens.start for tokens in layout.slices()]
+        if layout.slots is None or layout.is_packed:
+            self.columns = [torch.arange(size, device=layout.device) for size in sizes]
+        else:
+            self.columns = list((layout.slots % self.length).split(sizes))
+        self.rows = [row for row, size in enumerate(layout.lengths) if size] or range(len(sizes))
+
+    def pad(self, weights: list[Tensor], num_heads: int, dtype: torch.dtype) -> Tensor:
+        rows, length = self.layout.num_sequences, self.length
+        padded = torch.zeros(rows, num_heads, length, length, dtype=dtype, device=self.layout.device)
+        for row, columns, weight in zip(self.rows, self.columns, weights, strict=True):
+            padded[row][:, columns[:, None], columns] = weight.to(dtype)
+        return padded
+
+    def unpad(self, padded: Tensor) -> list[Tensor]:
+        places = zip(self.rows, self.columns, strict=True)
+        return [padded[row][:, columns[:, None], columns] for row, columns in places]
+
+
+def _weigh(
     q: Tensor,  # [rows, heads, length, d]
     k: Tensor,
-    v: Tensor,
     context: AttentionContext,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     pattern, key_mask = context.pattern, context.layout.key_mask
     index = torch.arange(q.shape[2], device=q.device)
     scores = upcast(q @ k.transpose(-2, -1)) * context.scale
@@ -51,5 +91,8 @@ def _attend(
         visible = visible & key_mask[:, None, None]
     # the lowest finite number instead of -inf: softmax over a query that sees nothing must not give NaN
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(dim=-1).masked_fill(~visible, 0.0).to(q.dtype)
-    return F.dropout(weights, context.dropout) @ v, weights
+    return scores.softmax(dim=-1).masked_fill(~visible, 0.0).to(q.dtype)
+
+
+def _apply(weights: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+    return F.dropout(weights, context.dropout) @ v
