@@ -315,7 +315,9 @@ class BertBlocksConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As transformers' own; kinds of layers by its names too, so that its tools can read the file."""
         values = super().to_dict()
-        values.pop("_is_made", None)
+        noted = {key for key in vars(self) if not hasattr(type(self), key) and not _is_known(key)}
+        for key in ("_is_made", *noted):
+            values.pop(key, None)
         values["layer_types"] = [LAYER_TYPE_NAMES.get(kind, kind) for kind in values["layer_types"]]
         return values
 
@@ -388,9 +390,11 @@ class BertBlocksConfig(PreTrainedConfig):
         """Refuses unknown keys. What a changed key implies changes with it, where it had been left as implied."""
         key = KEY_ALIASES.get(key, key)
         value = canonical_value(key, value)
-        if not hasattr(type(self), key):
+        is_made = self.__dict__.get("_is_made")
+        # tools note things on a config, which are not saved; only what looks like a misspelled key is an error
+        if not hasattr(type(self), key) and (not is_made or nearest(key, own_keys(type(self)), cutoff=0.8)):
             _refuse_unknown(key, value)
-        if not self.__dict__.get("_is_made") or key not in own_keys(type(self)):
+        if not is_made or key not in own_keys(type(self)):
             super().__setattr__(key, value)
             return
         check_type(key, value, own_keys(type(self))[key])
@@ -411,9 +415,9 @@ class BertBlocksConfig(PreTrainedConfig):
         self._output_attentions = value
 
     @property
-    def _attn_implementation(self) -> str | None:
-        """transformers' name for `attention_backend`, which is what counts here."""
-        return None
+    def _attn_implementation(self) -> str:
+        """transformers' name of `attention_backend`; backends that it does not have count as its default, sdpa."""
+        return {"eager": "eager", "flash": "flash_attention_2"}.get(getattr(self, "attention_backend", "auto"), "sdpa")
 
     @_attn_implementation.setter
     def _attn_implementation(self, value: str | None) -> None:
@@ -425,8 +429,12 @@ def _names_own_key(key: str) -> bool:
     return KEY_ALIASES.get(key, key) in own_keys(BertBlocksConfig)
 
 
+def _is_known(key: str) -> bool:
+    return key in FIELD_NAMES or key in HOUSEKEEPING or key.startswith("_")
+
+
 def _refuse_unknown(key: str, value: Any) -> None:
-    if key not in FIELD_NAMES and key not in HOUSEKEEPING and not key.startswith("_"):
+    if not _is_known(key):
         hint = nearest(key, own_keys(BertBlocksConfig))
         raise ConfigError(f"{key!r} is no key of BertBlocksConfig (its value here is {value!r}){hint}.")
 

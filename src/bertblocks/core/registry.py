@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 Block = TypeVar("Block")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint such as `` (did you mean 'rms'?)``, or an empty string if nothing is close."""
-    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

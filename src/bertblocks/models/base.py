@@ -28,6 +28,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
     config: BertBlocksConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True
 
     def __init__(self, config: BertBlocksConfig) -> None:
         config.validate()
@@ -66,6 +67,8 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, **_: Any) -> str | None:
         """Maps transformers' choice of attention kernels to `config.attention_backend`."""
+        if attn_implementation == self.config._attn_implementation:
+            return attn_implementation
         before = self.config.attention_backend
         self.config._attn_implementation = attn_implementation
         try:
@@ -73,7 +76,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         except ConfigError:
             self.config.attention_backend = before
             raise
-        return None
+        return self.config._attn_implementation
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> nn.Embedding:
         """As in transformers, but raises an error if special tokens in use would be removed."""

@@ -38,9 +38,9 @@ class LanguageModel(BertBlocksPreTrainedModel):
     _tied_weights_keys = {"decoder.weight": "model.embedding.token.weight"}
     accepts_loss_kwargs = True  # the Trainer passes num_items_in_batch
 
-    def __init__(self, config: BertBlocksConfig, add_pooler: bool = False) -> None:
+    def __init__(self, config: BertBlocksConfig, add_pooling_layer: bool = False) -> None:
         super().__init__(config)
-        self.model = BertBlocksModel(config, add_pooler)
+        self.model = BertBlocksModel(config, add_pooling_layer)
         self.head = get_mlm_head(config)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size, bias=config.decoder_bias)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None

@@ -53,11 +53,11 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         (torch.Size([2, 3, 64]), torch.Size([5, 64]), True)
     """
 
-    def __init__(self, config: BertBlocksConfig, add_pooler: bool | None = None) -> None:
+    def __init__(self, config: BertBlocksConfig, add_pooling_layer: bool | None = None) -> None:
         super().__init__(config)
         self.embedding = get_embedding(config)
         self.encoder = Encoder(config)
-        has_pooler = config.pooler if add_pooler is None else add_pooler
+        has_pooler = config.pooler if add_pooling_layer is None else add_pooling_layer
         self.pooler = Pooler(config.hidden_size) if has_pooler else None
         num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
         self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None

@@ -59,7 +59,7 @@ class BertBlocksForPreTraining(LanguageModel):
     accepts_loss_kwargs = False  # the two sums are divided by different counts, and the Trainer passes one
 
     def __init__(self, config: BertBlocksConfig) -> None:
-        super().__init__(config, add_pooler=True)
+        super().__init__(config, add_pooling_layer=True)
         self.order = Linear(config.hidden_size, 2, bias=True, role="classifier")
         self.post_init()
 

@@ -39,7 +39,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
 
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__(config)
-        self.model = BertBlocksModel(config, add_pooler=False)
+        self.model = BertBlocksModel(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = Dropout(config.qa_dropout)
         self.spans = Linear(config.hidden_size, 2, config.classifier_bias, role="classifier")

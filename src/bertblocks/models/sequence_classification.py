@@ -41,7 +41,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = BertBlocksModel(config, add_pooler=config.classifier_head == "pooler")
+        self.model = BertBlocksModel(config, add_pooling_layer=config.classifier_head == "pooler")
         self.classifier_head = get_classifier_head(config)
         self.dropout = Dropout(config.classifier_dropout)
         self.classifier = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")

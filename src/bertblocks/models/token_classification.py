@@ -39,7 +39,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
     def __init__(self, config: BertBlocksConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = BertBlocksModel(config, add_pooler=False)
+        self.model = BertBlocksModel(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = Dropout(config.token_classifier_dropout)
         self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")

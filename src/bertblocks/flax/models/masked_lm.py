@@ -32,7 +32,7 @@ class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build(self, config: BertBlocksConfig) -> None:
-        self.model = EncoderParts(config, add_pooler=False)
+        self.model = EncoderParts(config, add_pooling_layer=False)
         self.head = get_mlm_head(config)
         size, vocabulary = config.embedding_size, config.vocab_size
         self.decoder = Decoder(size, vocabulary, config.decoder_bias, is_tied=config.tie_word_embeddings)

@@ -31,10 +31,10 @@ class Encoded(NamedTuple):
 class EncoderParts(nnx.Module):
     """Embeddings, layers, and an optional pooler and contact head; task models hold it as `model`."""
 
-    def __init__(self, config: BertBlocksConfig, add_pooler: bool) -> None:
+    def __init__(self, config: BertBlocksConfig, add_pooling_layer: bool) -> None:
         self.embedding = get_embedding(config)
         self.encoder = Encoder(config)
-        self.pooler = Pooler(config.hidden_size) if add_pooler else None
+        self.pooler = Pooler(config.hidden_size) if add_pooling_layer else None
         num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
         self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None
         self.position_offset = config.position_offset
@@ -72,7 +72,7 @@ class FlaxBertBlocksModel(EncoderParts, FlaxBertBlocksPreTrainedModel):
     __init__ = FlaxBertBlocksPreTrainedModel.__init__
 
     def build(self, config: BertBlocksConfig) -> None:
-        EncoderParts.__init__(self, config, add_pooler=config.pooler)
+        EncoderParts.__init__(self, config, add_pooling_layer=config.pooler)
 
     def forward(self, inputs: Inputs, options: Options) -> EncoderModelOutput:
         encoded = self.encode(inputs, options, inputs.rngs())

@@ -35,7 +35,7 @@ class FlaxBertBlocksForQuestionAnswering(FlaxBertBlocksPreTrainedModel):
     label_names: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
 
     def build(self, config: BertBlocksConfig) -> None:
-        self.model = EncoderParts(config, add_pooler=False)
+        self.model = EncoderParts(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.spans = Linear(config.hidden_size, 2, config.classifier_bias)
 

@@ -37,7 +37,7 @@ class FlaxBertBlocksForSequenceClassification(FlaxBertBlocksPreTrainedModel):
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build(self, config: BertBlocksConfig) -> None:
-        self.model = EncoderParts(config, add_pooler=config.classifier_head == "pooler")
+        self.model = EncoderParts(config, add_pooling_layer=config.classifier_head == "pooler")
         self.classifier_head = get_classifier_head(config)
         self.classifier = Linear(config.hidden_size, config.num_labels, config.classifier_bias)
 

@@ -28,7 +28,7 @@ class FlaxBertBlocksForTokenClassification(FlaxBertBlocksPreTrainedModel):
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
 
     def build(self, config: BertBlocksConfig) -> None:
-        self.model = EncoderParts(config, add_pooler=False)
+        self.model = EncoderParts(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias)
 
