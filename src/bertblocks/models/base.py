@@ -132,10 +132,10 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
 
 def _check_complete(model: PreTrainedModel, info: dict[str, Any], source: object) -> None:
     """Raises unless the encoder is complete, each head is loaded whole or not at all, and nothing is left over."""
-    missing = info["missing_keys"]
+    missing = sorted(info["missing_keys"])
     fresh, required = find_fresh_heads(model, missing)
     if "decoder" in fresh and any(name.startswith("head.") for name in set(model.state_dict()) - set(missing)):
-        required = [name for name in sorted(missing) if name.startswith("decoder.")]  # the two are saved together
+        required = [name for name in missing if name.startswith("decoder.")]  # the two are saved together
     if required:
         raise OSError(
             f"{source}: the checkpoint lacks {required[0]!r} ({len(missing)} missing in all); nothing was loaded."

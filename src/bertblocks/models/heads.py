@@ -19,7 +19,7 @@ def find_fresh_heads(model: PreTrainedModel, missing: Collection[str]) -> tuple[
     own = set(model.state_dict()) - set(model.all_tied_weights_keys)
     fresh: set[str] = set()
     required = []
-    for name in sorted(missing):
+    for name in missing:
         head = _head_of(name, model)
         if head is not None and all(other in missing for other in own if _head_of(other, model) == head):
             fresh.add(head)
