@@ -440,6 +440,35 @@ def test_pairs_keep_their_first_text_whole(tokenizer):
     assert cut == tokenizer(LONG, "plain words", truncation="longest_first", max_length=32)["input_ids"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain words are here " * 5000,
+        "words" * 20000,  # one word, of which no prefix is known to be enough
+        " " * 50000 + "plain words " * 5000,
+        "北京" * 20000,
+        "plain " + "x" * 5000 + " words are here" * 5000,
+    ],
+)
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
+def test_a_huge_text_is_cut_before_it_is_tokenised(name, text):
+    tokenizer = TextTokenizer(wrap(name))
+    splitter = SequenceSplitter(tokenizer, 32, "truncate", None)
+    whole = splitter.split(tokenizer.tokenize([text])[0], 0)
+    short = splitter.shorten(text)
+    assert splitter.split(tokenizer.tokenize([short])[0], 0) == whole
+    if "plain words" in text[:40]:
+        assert len(short) < 10_000
+    assert SequenceSplitter(tokenizer, 32, "window", None).shorten(text) == text
+
+
+def test_a_mask_in_the_part_that_is_cut_is_an_error(tokenizer):
+    filler = make_predictor(make_bert("BertForMaskedLM"), tokenizer, too_long="truncate")
+    for front in ("plain words ", "[MASK] words "):
+        with pytest.raises(ValueError, match=r"Text 0 has a \[MASK\] in the part that is truncated"):
+            filler.fill_mask([front * 5000 + "[MASK]"])
+
+
 # ---------------------------------------------------------------------- checkpoints and settings
 
 
@@ -539,6 +568,30 @@ def test_an_input_that_is_not_a_text_is_named(tokenizer, wrong):
         predictor.encode(["plain", wrong])
     with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
         predictor.encode(iter(["plain", wrong]))
+
+
+def test_nan_is_warned_about_once_with_the_input_named(tokenizer, caplog):
+    theirs = make_bert("BertModel")
+    theirs.embeddings.word_embeddings.weight.data[tokenizer("here")["input_ids"][1]] = float("nan")
+    with caplog.at_level("WARNING", logger="bertblocks"):
+        vectors = make_predictor(theirs, tokenizer).encode(["plain", "here", "words", "here"])
+    assert np.isnan(vectors).any(axis=1).tolist() == [False, True, False, True]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("The model's output for input 1 contains NaN or infinity")
+
+
+def test_a_surrogate_in_the_second_text_of_a_pair_is_named(tokenizer):
+    predictor = make_predictor(make_bert("BertForSequenceClassification", num_labels=3), tokenizer)
+    with pytest.raises(ValueError, match="Text 1, second contains half of a surrogate pair"):
+        predictor.classify([("plain", "words"), ("plain", "a \ud83d")])
+
+
+def test_messages_do_not_repeat_a_huge_input(tokenizer):
+    predictor = make_predictor(make_bert("BertModel"), tokenizer)
+    for wrong in (b"x" * 10**6, list("plain" * 10**5), {"text": "x" * 10**6}):
+        with pytest.raises(TypeError) as raised:
+            predictor.encode([wrong])
+        assert len(str(raised.value)) < 500
 
 
 def test_other_bad_inputs(tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertblocks.core.log import logger
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.inference.splitting import Segment, SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
@@ -26,6 +28,8 @@ class Request:
     segments: list[Segment]
     #: What the pipeline needs to postprocess the outputs.
     context: Any = None
+    #: The number of the input in the stream.
+    index: int = 0
     #: The model's output for each segment, filled in as batches finish.
     outputs: list[Any] = field(default_factory=list)
 
@@ -67,6 +71,7 @@ class Pipeline(ABC, Generic[Result]):
     def __init__(self, model: BertBlocksPreTrainedModel, splitter: SequenceSplitter) -> None:
         self.model = model
         self.splitter = splitter
+        self._has_warned = False
 
     @abstractmethod
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
@@ -80,21 +85,32 @@ class Pipeline(ABC, Generic[Result]):
     def postprocess(self, request: Request) -> Result:
         """Makes the result of an input from the outputs of all its segments."""
 
-    def tokenize(self, texts: Sequence[str], first: int, offsets: bool = False) -> list[TokenizedText]:
-        """Tokenises texts. An error names the text by its number, counted from `first`."""
-        try:
-            return self.splitter.tokenizer.tokenize(texts, offsets)
-        except (TypeError, UnicodeEncodeError) as error:
-            for index, text in enumerate(texts, start=first):
-                if any("\ud800" <= character <= "\udfff" for character in text):
-                    raise ValueError(f"Text {index} contains half of a surrogate pair, which is not valid.") from error
-            raise
+    def tokenize(self, texts: Sequence[str], offsets: bool = False) -> list[TokenizedText]:
+        """Tokenises texts; the end of a text that will be truncated may be left out."""
+        return self.splitter.tokenizer.tokenize([self.splitter.shorten(text) for text in texts], offsets)
+
+    def warn_if_not_finite(self, values: np.ndarray, request: Request) -> None:
+        """Warns about the first input for which the model's output contains NaN or infinity."""
+        if not self._has_warned and not np.isfinite(values).all():
+            self._has_warned = True
+            logger.warning(
+                f"The model's output for input {request.index} contains NaN or infinity, and so may others; check the "
+                "weights, or use dtype=torch.float32."
+            )
 
 
 def check_text(value: Any, name: str) -> str:
-    """Returns a string unchanged and rejects anything else, such as a number or None."""
+    """Returns a valid string unchanged and rejects anything else, such as a number or None."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}; it must be a string.")
+        raise TypeError(f"{name} is {reprlib.repr(value)}; it must be a string.")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{name} contains half of a surrogate pair, {value[error.start]!r}, at character {error.start}; "
+                "it is not valid Unicode."
+            ) from error
     return value
 
 

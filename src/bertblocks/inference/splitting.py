@@ -15,6 +15,10 @@ TooLong = Literal["error", "truncate", "window"]
 TOO_LONG: tuple[TooLong, ...] = ("error", "truncate", "window")
 
 
+#: A truncated text is tokenised as a whole up to twice this many characters for each token that the model reads.
+CHARACTERS_PER_TOKEN = 32
+
+
 @dataclass(frozen=True)
 class Segment:
     """One sequence for the model, and the window of the text's tokens that it contains."""
@@ -43,6 +47,26 @@ class SequenceSplitter:
         self.max_length = max_length
         self.too_long = too_long
         self.overlap = overlap
+
+    def shorten(self, text: str) -> str:
+        """Cuts the end off a text that will be truncated, so that a huge text is not tokenised as a whole.
+
+        The prefix doubles until a longer one gives the same first tokens, because a token may stand for any number of
+        characters and may depend on those after it.
+        """
+        length = CHARACTERS_PER_TOKEN * self.max_length
+        if self.too_long != "truncate" or len(text) <= 2 * length:
+            return text
+        tokens = self._first_tokens(text[:length])
+        while len(text) > 2 * length:
+            shorter, tokens = tokens, self._first_tokens(text[: 2 * length])
+            if len(tokens) == self.max_length and tokens == shorter:
+                return text[: 2 * length]
+            length *= 2
+        return text
+
+    def _first_tokens(self, text: str) -> list[int]:
+        return self.tokenizer.tokenize([text])[0].ids[: self.max_length]
 
     def split(self, tokens: TokenizedText, index: int) -> list[Segment]:
         """Returns the segments of text number `index`."""

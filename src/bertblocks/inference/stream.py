@@ -73,15 +73,21 @@ def run_stream(
 def _preprocess(pipeline: Pipeline[Any], chunk: list[Any], first: int) -> list[Request | Exception]:
     """Preprocesses a chunk; if that fails, preprocesses its inputs one by one to find those that are at fault."""
     try:
-        return list(pipeline.preprocess(chunk, first))
+        return _number(pipeline.preprocess(chunk, first), first)
     except (TypeError, ValueError):
         results: list[Request | Exception] = []
         for index, item in enumerate(chunk, start=first):
             try:
-                results += pipeline.preprocess([item], index)
+                results += _number(pipeline.preprocess([item], index), index)
             except (TypeError, ValueError) as error:
                 results.append(error)
         return results
+
+
+def _number(requests: list[Request], first: int) -> list[Request | Exception]:
+    for index, request in enumerate(requests, start=first):
+        request.index = index
+    return list(requests)
 
 
 def _pack(requests: list[Request], token_budget: int) -> Iterator[list[tuple[Request, int]]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,9 +46,10 @@ class FillMaskPipeline(Pipeline[list[list[Filling]]]):
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]
         requests = []
-        for index, tokens in enumerate(self.tokenize(texts, first), start=first):
+        for index, (text, tokens) in enumerate(zip(texts, self.tokenize(texts), strict=True), start=first):
             masks = [position for position, token in enumerate(tokens.ids) if token == self.tokenizer.mask_token_id]
-            if not masks:
+            is_cut = self.tokenizer.mask_token in text[len(self.splitter.shorten(text)) :]
+            if not masks and not is_cut:
                 raise ValueError(f"Text {index} does not contain {self.tokenizer.mask_token}.")
             segments = []
             for segment in self.splitter.split(tokens, index):
@@ -56,7 +58,7 @@ class FillMaskPipeline(Pipeline[list[list[Filling]]]):
                 if own_masks:
                     indices = [segment.sequence.start + mask - window.start for mask in own_masks]
                     segments.append(replace(segment, token_indices=indices))
-            if sum(len(segment.token_indices or []) for segment in segments) < len(masks):
+            if is_cut or sum(len(segment.token_indices or []) for segment in segments) < len(masks):
                 raise ValueError(f"Text {index} has a {self.tokenizer.mask_token} in the part that is truncated.")
             requests.append(Request(segments))
         return requests
@@ -82,4 +84,6 @@ class FillMaskPipeline(Pipeline[list[list[Filling]]]):
         return self.tokenizer.decode([token]).strip()
 
     def postprocess(self, request: Request) -> list[list[Filling]]:
-        return [mask for output in request.outputs for mask in output]
+        masks = [mask for output in request.outputs for mask in output]
+        self.warn_if_not_finite(np.array([filling.score for mask in masks for filling in mask]), request)
+        return masks

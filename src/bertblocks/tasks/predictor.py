@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -189,7 +190,7 @@ class Predictor:
         """
         pipeline = self._pipeline(method, options)
         if isinstance(inputs, (str, bytes)):
-            raise TypeError(f"The texts are a single string, {inputs!r}; pass a list of texts.")
+            raise TypeError(f"The texts are a single string, {reprlib.repr(inputs)}; pass a list of texts.")
         if isinstance(inputs, Path):
             inputs = Lines(inputs)
             total = inputs.count() if progress else None

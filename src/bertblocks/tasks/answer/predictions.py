@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,8 @@ class QuestionAnsweringPipeline(Pipeline[Answers]):
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         pairs = [self._check(item, index) for index, item in enumerate(items, start=first)]
-        questions = self.tokenize([question for question, _ in pairs], first)
-        contexts = self.tokenize([context for _, context in pairs], first, offsets=True)
+        questions = self.tokenize([question for question, _ in pairs])
+        contexts = self.tokenize([context for _, context in pairs], offsets=True)
         requests = []
         for index, (question, context, (_, text)) in enumerate(zip(questions, contexts, pairs, strict=True), first):
             segments = self.splitter.split_pair(question, context, index, cut_first=False)
@@ -73,7 +74,9 @@ class QuestionAnsweringPipeline(Pipeline[Answers]):
         if isinstance(item, Mapping) and {"question", "context"} <= set(item):
             item = (item["question"], item["context"])
         if not is_pair(item):
-            raise TypeError(f"Question {index} is {item!r}; it must be a pair of a question and its context.")
+            raise TypeError(
+                f"Question {index} is {reprlib.repr(item)}; it must be a pair of a question and its context."
+            )
         return check_text(item[0], f"Question {index}"), check_text(item[1], f"The context of question {index}")
 
     def forward(self, batch: SegmentBatch) -> Sequence[tuple[np.ndarray, np.ndarray, float]]:
@@ -85,6 +88,7 @@ class QuestionAnsweringPipeline(Pipeline[Answers]):
 
     def postprocess(self, request: Request) -> Answers:
         text, offsets = request.context
+        self.warn_if_not_finite(np.array([score for _, _, score in request.outputs]), request)
         windows = [(start, end, spans) for (start, end, _), spans in zip(request.outputs, offsets, strict=True)]
         no_answer = min(score for _, _, score in request.outputs)  # as in SQuAD 2: the least sure window decides
         found = [

@@ -50,7 +50,7 @@ class ClassificationPipeline(Pipeline[Classification]):
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         pairs = [self._check(item, index) for index, item in enumerate(items, start=first)]
         texts = [text for pair in pairs for text in pair]
-        tokens = iter(self.tokenize(texts, first))
+        tokens = iter(self.tokenize(texts))
         requests = []
         for index, pair in enumerate(pairs, start=first):
             text = next(tokens)
@@ -71,6 +71,7 @@ class ClassificationPipeline(Pipeline[Classification]):
 
     def postprocess(self, request: Request) -> Classification:
         logits = np.stack(request.outputs).mean(axis=0, dtype=np.float64)
+        self.warn_if_not_finite(logits, request)
         if self.problem == "regression":
             return Classification([], dict(zip(self.labels, logits.tolist(), strict=True)), is_regression=True)
         is_single = self.problem == "single_label_classification"

@@ -36,7 +36,7 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [self.prompt + check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]
-        tokenized = self.tokenize(texts, first)
+        tokenized = self.tokenize(texts)
         return [Request(self.splitter.split(tokens, index)) for index, tokens in enumerate(tokenized, start=first)]
 
     def forward(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
@@ -52,4 +52,5 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
             tokens = [segment.window.stop - segment.window.start for segment in request.segments]
             vector = np.average(request.outputs, axis=0, weights=tokens).astype(np.float32)
         vector = vector[: self.dimensions]
+        self.warn_if_not_finite(vector, request)
         return vector / max(np.linalg.norm(vector), 1e-12) if self.normalize else vector

@@ -63,7 +63,7 @@ class TaggingPipeline(Pipeline[list[Tagged]]):
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         contexts = [self._check(item, index) for index, item in enumerate(items, start=first)]
-        tokenized = self.tokenize([text for text, _, _ in contexts], first, offsets=True)
+        tokenized = self.tokenize([text for text, _, _ in contexts], offsets=True)
         return [
             Request(self.splitter.split(tokens, index), _Context(text, given, words, tokens.offsets))
             for index, (tokens, (text, given, words)) in enumerate(zip(tokenized, contexts, strict=True), start=first)
@@ -86,6 +86,7 @@ class TaggingPipeline(Pipeline[list[Tagged]]):
         context: _Context = request.context
         windows = [segment.window for segment in request.segments]
         scores = softmax(merge_windows(windows, request.outputs))  # [tokens, labels]
+        self.warn_if_not_finite(scores, request)
         if self.level == "tokens":
             best = scores.argmax(axis=-1)
             return [
