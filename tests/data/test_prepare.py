@@ -88,7 +88,7 @@ def test_training_does_not_depend_on_the_run(kind):
     """The library's trainer of WordPiece gives other vocabularies at every call."""
     texts = [*make_texts(80), *(f"rare{character} word{character}{character}" for character in "äßçðéfghij0123456789")]
     vocabularies = [train_tokenizer(kind, 300, texts).get_vocab() for _ in range(4)]
-    assert all(one == vocabularies[0] for one in vocabularies)
+    assert all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
     assert len(vocabularies[0]) == 300 or kind == "wordpiece"
 
 
@@ -110,7 +110,7 @@ def test_word_pieces_are_the_frequent_parts_of_words():
         ("unigram", 100, "'unigram'; it must be wordpiece or bpe"),
     ],
 )
-def test_tokenizers_that_cannot_be_are_refused(kind, size, message):
+def test_impossible_tokenizers_are_errors(kind, size, message):
     with pytest.raises(ValueError, match=message):
         train_tokenizer(kind, size, ["a"])
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from bertblocks.data.hashing import combine, draw, permute, uniform
 from bertblocks.data.packing import best_fit
-from bertblocks.data.stream import DocumentChunk, PackedStream, Position, StreamSource
+from bertblocks.data.stream import (
+    DocumentChunk,
+    PackedStream,
+    Position,
+    StreamSource,
+    cut_chunks,
+    sample_documents,
+)
 
 
 class Texts:
@@ -90,7 +97,7 @@ def test_packing_is_best_fit_decreasing(lengths, capacity):
 
 
 @pytest.mark.parametrize("wrong", [0, 9])
-def test_a_piece_that_cannot_be_packed_is_refused(wrong):
+def test_a_length_that_does_not_fit_a_row_is_an_error(wrong):
     with pytest.raises(ValueError, match=f"A length is {wrong}; rows of 8 slots take lengths of 1 to 8"):
         best_fit([3, wrong], 8)
 
@@ -160,8 +167,8 @@ def test_epochs_phases_and_seeds_have_orders_of_their_own():
         return [piece.index for piece in take_epochs(stream, epoch + 1) if piece.epoch == epoch]
 
     orders = [order(0, 0), order(1, 0), order(0, 1), order(0, 0, epoch=1)]
-    assert all(sorted(one) == list(range(50)) for one in orders)
-    assert len({tuple(one) for one in orders}) == 4
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
     assert order(0, 0) == orders[0]
 
 
@@ -205,7 +212,7 @@ def test_rows_of_every_batch_have_short_and_long_pieces():
         ({"weight": 0}, 8, "Source 0 has the weight 0; it must be above 0"),
     ],
 )
-def test_a_stream_that_cannot_be_is_refused(options, length, message):
+def test_impossible_streams_are_errors(options, length, message):
     with pytest.raises(ValueError, match=message):
         PackedStream([StreamSource(Texts([3]), **options)], length, 2, 0)
 
@@ -220,3 +227,20 @@ def test_any_step_is_reached_directly():
     assert names(far) == names(take()[0])
     assert after == Position(10**9, 7)
     assert all(a.stream_index + 1 == b.stream_index for row in far for a, b in pairwise(row))
+
+
+def test_a_sample_of_documents_depends_on_the_seed_alone_and_is_cut_without_loss():
+    sources = [Texts([5, 9, 0, 14] * 10), Texts([40] * 5)]
+    sample = sample_documents(sources, 120, seed=1)
+    for source, documents in enumerate(sources):
+        own = [chunk for chunk in sample if chunk.source == source]
+        assert sum(len(chunk.ids) for chunk in own) == 60
+        for chunk in own:
+            size = len(chunk.ids) if chunk is own[-1] else documents.lengths[chunk.index]
+            assert chunk.ids.tolist() == documents[chunk.index][:size].tolist()
+    assert len({(chunk.source, chunk.index) for chunk in sample}) == len(sample)
+    assert [chunk.index for chunk in sample] != [chunk.index for chunk in sample_documents(sources, 120, seed=2)]
+    for capacity in (3, 64):
+        chunks = cut_chunks(sample, capacity)
+        assert max(len(chunk.ids) for chunk in chunks) <= capacity
+        assert np.array_equal(np.concatenate([c.ids for c in chunks]), np.concatenate([c.ids for c in sample]))

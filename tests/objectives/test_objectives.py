@@ -218,12 +218,12 @@ def test_rates_move_from_start_to_end():
         ({"mask_share": 0.9, "random_share": 0.2}, "mask_share is 0.9 and random_share 0.2"),
     ],
 )
-def test_maskings_that_make_no_sense_are_refused(options, message):
+def test_impossible_masking_options_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
         MaskedLanguageModeling(VOCABULARY, **options)
 
 
-def test_other_refusals():
+def test_other_wrong_options_are_errors():
     without_words = Vocabulary(SIZE, CLS, SEP, MASK, SPECIAL, None, np.zeros(SIZE, bool))
     with pytest.raises(ValueError, match="does not mark where words begin"):
         MaskedLanguageModeling(without_words, whole_word=True)
@@ -417,7 +417,7 @@ def test_a_marker_of_the_other_kind_in_a_text_decides_nothing():
         assert starts[tokenizer.convert_tokens_to_ids([inside, begins])].tolist() == [False, True]
 
 
-def test_a_tokenizer_without_mask_is_refused():
+def test_a_tokenizer_without_a_mask_token_is_an_error():
     tokenizer = train_tokenizer("wordpiece", 60, ["a b"])
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask_token; pretraining needs one"):
@@ -432,3 +432,22 @@ def test_the_model_sees_pieces_as_sequences_of_their_own():
     for a, b in itertools.pairwise(batch.cu_seqlens.tolist()):
         alone = model(batch.input_ids[a:b][None]).last_hidden_state[0]
         assert torch.allclose(packed[a:b], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[70, 1, 33], [5]])
+def test_masks_of_whole_documents_do_not_depend_on_the_sequence_length(lengths):
+    """The masked tokens are those of the uncut documents, whatever the length at which these are cut."""
+    (documents,) = zip(*make_rows(lengths, low=5), strict=True)
+    objective = MaskedLanguageModeling(VOCABULARY, 0.3, mask_share=1.0, random_share=0.0)
+    found = []
+    for length in (8, 16, 128):
+        parts = []
+        for batch in objective.batch_documents(list(documents), length, max_tokens=40, seed=3):
+            sizes = batch.cu_seqlens.diff().tolist()
+            assert max(sizes) <= length
+            assert sum(sizes) <= 40 or len(sizes) == 1
+            assert [int(batch.input_ids[start]) for start in batch.cu_seqlens[:-1]] == [CLS] * len(sizes)
+            parts += [part[1:-1] for part in batch.labels.split(sizes)]
+        found.append(torch.cat(parts).tolist())
+    whole = objective.batch([[document] for document in documents], seed=3)
+    assert found == [without_ends(whole.labels, lengths).tolist()] * 3

@@ -263,7 +263,7 @@ def test_lists_of_zeros_and_ones_are_no_labels(tmp_path):
     assert split_labels(0, None, "here") == ["0"]
 
 
-def test_answers_without_their_places_are_refused(tmp_path):
+def test_answers_without_offsets_are_errors(tmp_path):
     row = {"question": "who?", "context": "Ada wrote it.", "answers": {"text": ["Ada"], "answer_start": []}}
     with pytest.raises(DataError, match="line 1: there are 1 answers and 0 answer_start"):
         read_questions(write(tmp_path / "t.jsonl", json.dumps(row) + "\n"))

@@ -238,6 +238,11 @@ def test_what_a_run_may_change():
 # ---------------------------------------------------------------------- evaluation
 
 
+def test_held_out_texts_and_masks_do_not_depend_on_the_length():
+    targets = [HeldOutEvaluator([Documents(3)], make_vocabulary(), length, 600).targets for length in (8, 32, 512)]
+    assert targets[0].tolist() == targets[1].tolist() == targets[2].tolist()
+
+
 def test_held_out_metrics_are_those_of_a_padded_loop():
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     losses, right = [], []
@@ -258,7 +263,7 @@ def test_held_out_metrics_are_those_of_a_padded_loop():
 
 def test_pseudo_perplexity_is_exact():
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
-    pieces, losses = iter(held_out.pieces), []
+    pieces, losses = iter(held_out.chunks), []
     while len(losses) < 40:
         ids = torch.tensor([1, *next(pieces).ids.tolist(), 2])
         for place in range(1, len(ids) - 1):

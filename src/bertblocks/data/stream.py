@@ -8,7 +8,7 @@ function of (seed, phase, pool), so a checkpoint only stores a `Position`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -176,6 +176,34 @@ class PackedStream:
             ids = self.sources[source].documents[document][start : start + size]
             chunks.append(DocumentChunk(ids, source, index, epoch, stream_index))
         return chunks
+
+
+def sample_documents(sources: Sequence[Documents], tokens: int, seed: int) -> Row:
+    """Documents with `tokens` tokens in total, from all sources alike, in an order that depends only on the seed.
+
+    Only the last document of a source may be truncated. The index of each chunk is that of its document, so random
+    draws do not depend on how the documents are cut later.
+    """
+    sample: Row = []
+    for number, documents in enumerate(sources):
+        size, room = len(documents.lengths), tokens // len(sources)
+        for document in permute(np.arange(size), size, combine("sample", seed, number)).tolist():
+            if room <= 0:
+                break
+            ids = documents[document][:room]
+            if len(ids):
+                sample.append(DocumentChunk(ids, number, document, 0, len(sample)))
+                room -= len(ids)
+    return sample
+
+
+def cut_chunks(documents: Sequence[DocumentChunk], capacity: int) -> Row:
+    """The documents as chunks of at most `capacity` tokens."""
+    return [
+        replace(document, ids=document.ids[start : start + capacity])
+        for document in documents
+        for start in range(0, len(document.ids), capacity)
+    ]
 
 
 def _chunks_per_pool(

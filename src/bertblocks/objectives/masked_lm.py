@@ -63,8 +63,28 @@ class MaskedLanguageModeling(Objective):
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens = ChunkTokens.from_rows(rows, seed)
-        ids, labels = self.mask(tokens, progress)
-        lengths, vocabulary = tokens.lengths, self.vocabulary
+        return self._make_batch(*self.mask(tokens, progress), tokens.lengths)
+
+    def batch_documents(self, documents: Row, length: int, max_tokens: int, seed: int) -> list[FlatBatch]:
+        """Masks whole documents, then cuts them into sequences of at most `length`, in batches of `max_tokens`.
+
+        So the masked tokens do not depend on the length, and models of different lengths can be compared.
+        """
+        tokens = ChunkTokens.from_rows([documents], seed)
+        ids, labels = self.mask(tokens, progress=0.0)
+        lengths = np.concatenate([_cut_length(size, length - self.overhead) for size in tokens.lengths.tolist()])
+        starts, filled = [0], 0
+        for index, size in enumerate((lengths + self.overhead).tolist()):
+            filled += size
+            if filled > max_tokens and index > starts[-1]:
+                starts.append(index)
+                filled = size
+        token_starts = (np.cumsum(lengths) - lengths)[starts[1:]]
+        parts = (np.split(ids, token_starts), np.split(labels, token_starts), np.split(lengths, starts[1:]))
+        return [self._make_batch(*part) for part in zip(*parts, strict=True)]
+
+    def _make_batch(self, ids: NDArray[np.int64], labels: NDArray[np.int64], lengths: NDArray[np.int64]) -> FlatBatch:
+        vocabulary = self.vocabulary
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(lengths + self.overhead),
@@ -103,6 +123,16 @@ class MaskedLanguageModeling(Objective):
         if self.spans:
             return _in_spans(keys, units, rate)[unit]
         return (uniform(draw(np.repeat(keys, units), count_within(units))) < rate)[unit]
+
+
+def _cut_length(size: int, capacity: int) -> NDArray[np.int64]:
+    """The lengths of the parts of at most `capacity` of a text of `size` tokens.
+
+    Example:
+        >>> _cut_length(7, 3).tolist()
+        [3, 3, 1]
+    """
+    return np.diff(np.append(np.arange(0, size, capacity), size))
 
 
 def _in_spans(keys: UInt64, units: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:

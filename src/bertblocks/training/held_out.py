@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.data.stream import Documents, PackedStream, Position, StreamSource
+from bertblocks.data.stream import Documents, cut_chunks, sample_documents
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
 from bertblocks.objectives import MaskedLanguageModeling
@@ -61,18 +61,13 @@ class UnigramBaseline:
 
 
 class HeldOutEvaluator:
-    """Scores a model on a fixed sample of held-out texts with fixed masks."""
+    """Scores a model on a fixed sample of held-out texts with fixed masks, which do not depend on the length."""
 
     def __init__(self, sources: Sequence[Documents], vocabulary: Vocabulary, length: int, tokens: int) -> None:
         self.objective = MaskedLanguageModeling(vocabulary, MASK_RATE, mask_share=1.0, random_share=0.0)
-        stream = PackedStream([StreamSource(documents) for documents in sources], length, self.objective.overhead, SEED)
-        available = int(sum(np.sum(documents.lengths) for documents in sources))
-        rows, _ = stream.take(Position(), max(min(tokens, available) // length, 1))
-        per_batch = max(CHUNK_TOKENS // length, 1)
-        self.segments = [segment for row in rows for segment in row]
-        self.batches = [
-            self.objective.batch(rows[start : start + per_batch], SEED) for start in range(0, len(rows), per_batch)
-        ]
+        documents = sample_documents(sources, tokens, SEED)
+        self.chunks = cut_chunks(documents, length - self.objective.overhead)
+        self.batches = self.objective.batch_documents(documents, length, CHUNK_TOKENS, SEED)
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -96,14 +91,14 @@ class HeldOutEvaluator:
 
     @torch.no_grad()
     def pseudo_perplexity(self, model: Any, tokens: int) -> float:
-        """exp of the mean loss of tokens that are masked one at a time (Salazar et al., 2020), over whole segments."""
+        """exp of the mean loss of tokens that are masked one at a time (Salazar et al., 2020), over whole chunks."""
         total, count = 0.0, 0
-        segments = iter(self.segments)
-        while count < tokens and (segment := next(segments, None)) is not None:
+        chunks = iter(self.chunks)
+        while count < tokens and (chunk := next(chunks, None)) is not None:
             vocabulary = self.objective.vocabulary
-            text = torch.tensor([vocabulary.cls, *segment.ids.tolist(), vocabulary.sep])
+            text = torch.tensor([vocabulary.cls, *chunk.ids.tolist(), vocabulary.sep])
             total += float(pseudo_losses(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
-            count += len(segment.ids)
+            count += len(chunk.ids)
         return math.exp(total / max(count, 1))
 
 
@@ -152,14 +147,14 @@ def fill_masks(
     """Predictions for the first held-out texts of sentence length, each with one word in its middle masked."""
     vocabulary = held_out.objective.vocabulary
     filled: list[FilledMask] = []
-    for segment in held_out.segments:
+    for chunk in held_out.chunks:
         if len(filled) == count:
             break
-        words = _whole_words(tokenizer, segment.ids, vocabulary)
-        if not MIN_SHOWN <= len(segment.ids) <= MAX_SHOWN or not words:
+        words = _whole_words(tokenizer, chunk.ids, vocabulary)
+        if not MIN_SHOWN <= len(chunk.ids) <= MAX_SHOWN or not words:
             continue
         position, answer = words[len(words) // 2]
-        ids = torch.tensor([vocabulary.cls, *segment.ids.tolist(), vocabulary.sep])
+        ids = torch.tensor([vocabulary.cls, *chunk.ids.tolist(), vocabulary.sep])
         ids[position + 1] = vocabulary.mask
         batch = FlatBatch(input_ids=ids, cu_seqlens=torch.tensor([0, len(ids)], dtype=torch.int32))
         best = upcast(_logits(model, batch)[position + 1]).softmax(dim=0).topk(guesses)
