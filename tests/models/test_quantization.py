@@ -31,6 +31,7 @@ from bertblocks import (
     to_huggingface,
 )
 from bertblocks.checkpoints.quantize import SAMPLE_TEXTS, quantize_folder, sample_batch
+from bertblocks.checkpoints.save import save_model
 from bertblocks.cli.main import app
 from bertblocks.cli.quantize import quantize as command
 from bertblocks.models.quantization import MIN_COSINE, QuantizationError, describe, quantize
@@ -486,3 +487,10 @@ def test_accuracy_says_what_moved():
     ]
     assert 0 <= accuracy.lowest_cosine <= accuracy.mean_cosine <= 1
     assert "token cosine mean" in str(accuracy)
+
+
+def test_a_quantized_decoder_is_saved_although_it_was_tied(tmp_path):
+    model = BertBlocksForMaskedLM(tiny_config(tie_word_embeddings=True)).quantize("int8")
+    save_model(model, tmp_path)
+    again = BertBlocksForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(again.decoder.weight, model.decoder.weight)

@@ -61,7 +61,9 @@ def quantize(
         model.train(was_training)
         raise QuantizationError(f"min_cosine is {min_cosine}, but int8 gives {accuracy}; the model is unchanged.")
     model.config.quantization = method
-    model.config.tie_word_embeddings = False  # the decoder now has int8 weights of its own
+    # the decoder now has int8 weights of its own
+    model.config.tie_word_embeddings = False
+    model.all_tied_weights_keys = {}
     model.requires_grad_(False)
     return accuracy
 
