@@ -117,6 +117,10 @@ def test_labels_are_found():
     assert find_labels(table("2", "10"), "label").names == ["2", "10"]
     assert find_labels(table("4.5", "5"), "label").problem == "regression"
     assert find_labels(table(["x"], [], ["y", "x"]), "label") == Labels("multi_label_classification", ["x", "y"])
+    pandas = find_labels(table("0.0", "1.0", "0.0"), "label")
+    assert pandas == Labels("single_label_classification", ["0", "1"])
+    assert [pandas.encode(value, "here") for value in ("1.0", "1", "0.0")] == [1, 1, 0]
+    assert find_labels(table(3.0, 1.0, 2.0), "label").names == ["1", "2", "3"]
     several = find_labels(table("x|y", "", "z"), "label", separator="|")
     assert several.names == ["x", "y", "z"]
     assert several.encode("z|x", "here") == [1.0, 0.0, 1.0]

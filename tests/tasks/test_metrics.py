@@ -41,6 +41,8 @@ def test_classification_from_the_confusion_matrix(pairs):
 def test_two_classes_have_the_f1_of_the_second():
     scores = classification_scores([0, 1, 1, 1], [1, 1, 1, 0], classes=2)
     assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    first = classification_scores([0, 1, 1, 1, 0], [1, 1, 1, 0, 0], classes=2, positive=0)
+    assert first["f1"] == pytest.approx(2 * 1 / (2 * 1 + 1 + 1))
 
 
 def test_multi_label():

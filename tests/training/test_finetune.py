@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -28,6 +30,7 @@ from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.text.tables import DataError
 from bertblocks.training.run_folder import RunFolderError
+from bertblocks.training.supervised_task import split_examples
 
 COLOURS = ["red", "green", "blue"]
 NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
@@ -177,6 +180,58 @@ def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):
     assert done.scores["accuracy"] == pytest.approx(np.mean(values))
     assert done.intervals["accuracy"] == pytest.approx(4.302653 * np.std(values, ddof=1) / np.sqrt(3), rel=1e-5)
     assert (tmp_path / "out" / "seed-2" / "model.safetensors").is_file()
+    code, text = run_cli(
+        *("classify", "--model", base, "--train", files / "classify.csv", "epochs=0.2", "seeds=2"),
+        *("--output", tmp_path / "two"),
+    )
+    assert code == 0
+    assert f"{tmp_path / 'two' / 'seed-*'}, one folder per seed" in " ".join(text.split()).replace("/ ", "/")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    share=st.floats(0.05, 0.5),
+    seed=st.integers(0, 5),
+)
+def test_held_out_examples_are_stratified(sizes, share, seed):
+    labels = [str(label) for label, size in enumerate(sizes) for _ in range(size)]
+    assume(len(labels) > 1)
+    examples = list(range(len(labels)))
+    train, held_out = split_examples(examples, [str(number) for number in examples], labels, share, seed)
+    assert sorted(train + held_out) == examples
+    for label, size in enumerate(sizes):
+        count = sum(labels[number] == str(label) for number in held_out)
+        assert abs(count - len(held_out) * size / len(labels)) < 1
+
+
+def test_the_choices_of_a_run_are_recorded(base, files, tmp_path):
+    """The base model has fewer than 15 million parameters inside its layers."""
+    finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5, precision="fp32")
+    chosen = json.loads((tmp_path / "out" / "results.json").read_text())["chosen"]
+    assert chosen["learning_rate"] == 2.5e-4
+    assert (chosen["precision"], chosen["device"], chosen["processes"]) == ("fp32", "cpu", 1)
+    assert chosen["threads"] == torch.get_num_threads()
+    assert chosen["steps"] == chosen["best_step"] == 4  # half of 216 examples in batches of 32
+
+
+@pytest.mark.parametrize(("names", "positive"), [(("match", "not_match"), "match"), (("0", "1"), "1")])
+def test_f1_is_that_of_the_positive_label(base, tmp_path, names, positive):
+    path = tmp_path / "pairs.csv"
+    gold = [*names, names[0]]
+    rows = "".join(f"a {word},{name}\n" for word, name in zip(COLOURS, gold, strict=True))
+    path.write_text("text,label\n" + rows * 6)
+    args = ("classify", "--model", base, "--train", path, "--eval", path, "epochs=0.2")
+    code, text = run_cli(*args, "--output", tmp_path / "out")
+    assert code == 0
+    assert f"f1 is that of '{positive}'" in " ".join(text.split())
+    predicted = [
+        prediction.labels[0] for prediction in Predictor(tmp_path / "out").classify([f"a {w}" for w in COLOURS])
+    ]
+    gold = [name for _, name in zip(COLOURS, names * 2)]
+    both = sum(a == b == positive for a, b in zip(gold, predicted, strict=True))
+    expected = 2 * both / max(gold.count(positive) + predicted.count(positive), 1)
+    scores = json.loads((tmp_path / "out" / "results.json").read_text())["scores"]
+    assert scores["f1"] == pytest.approx(expected)
 
 
 def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):

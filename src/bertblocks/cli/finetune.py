@@ -79,7 +79,8 @@ def _print(done: FinetuneResult, as_json: bool) -> None:
         interval = f" ± {done.intervals[name]:.4f}" if done.intervals else ""
         table.add_row(f"{name}{' (chosen by)' if name == done.metric else ''}", f"{value:.4f}{interval}")
     print_table(console, "Evaluation", table)
-    console.print(f"\nModel and report: {done.folder}")
+    folder = done.folder if len(done.runs) == 1 else f"{done.folder / 'seed-*'}, one folder per seed"
+    console.print(f"\nModel and report: {folder}")
 
 
 def _print_settings(schema: Any) -> None:

@@ -72,6 +72,10 @@ class FineTuneTask(ABC):
         """Returns a key. Examples with the same key are never split between training and evaluation."""
         return example.place
 
+    def stratum(self, example: Any) -> str | None:
+        """Returns a key, such as the label. A held-out part has about the same share of examples with each key."""
+        return None
+
     def adopt(self, config: Any) -> None:
         """Takes the labels from the config of a fine-tuned model, before any file is read."""
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +42,8 @@ class Labels:
 
     def _index(self, name: str, place: str) -> int:
         if name not in self.names:
+            name = without_zeros(name)
+        if name not in self.names:
             raise DataError(
                 f"{place}: the label {name!r} is not one of the model's {len(self.names)}{nearest(name, self.names)}."
             )
@@ -54,6 +57,16 @@ def read_label(value: Any, place: str) -> str:
     if not text or text.lower() == "nan":
         raise DataError(f"{place}: the label is {value!r}; every row needs a label.")
     return text
+
+
+def without_zeros(name: str) -> str:
+    """An integer that is written as a float, without its zeros; any other label unchanged.
+
+    Example:
+        >>> without_zeros("1.0"), without_zeros("1.5"), without_zeros("v1.0")
+        ('1', '1.5', 'v1.0')
+    """
+    return name.partition(".")[0] if re.fullmatch(r"-?\d+\.0+", name) else name
 
 
 def split_labels(value: Any, separator: str | None, place: str) -> list[str]:
@@ -71,8 +84,9 @@ def split_labels(value: Any, separator: str | None, place: str) -> list[str]:
 def find_labels(records: Records, column: str, problem: Problem | None = None, separator: str | None = None) -> Labels:
     """Finds the labels of a column.
 
-    Lists, or cells with a `separator`, hold several labels; numbers with a decimal point are scores; everything else is
-    one class per text. Names are sorted (numbers by value) unless the data defines their order.
+    Lists, or cells with a `separator`, hold several labels; numbers with a fraction are scores; everything else is one
+    class per text. Integers written as floats, as pandas does for a column with gaps, are classes: `1.0` becomes `1`.
+    Names are sorted (numbers by value) unless the data defines their order.
 
     Example:
         >>> records = Records("a.csv", ["label"], [{"label": "10"}, {"label": "9"}], [1, 2])
@@ -88,7 +102,7 @@ def find_labels(records: Records, column: str, problem: Problem | None = None, s
         cells = (split_labels(value, separator, records.place(i)) for i, value in enumerate(values))
         names = {name for cell in cells for name in cell}
     else:
-        names = {read_label(value, records.place(index)) for index, value in enumerate(values)}
+        names = {without_zeros(read_label(value, records.place(index))) for index, value in enumerate(values)}
     if len(names) < 2:
         has = f"the only label is {next(iter(names))!r}" if names else "there is no label"
         raise DataError(f"{records.source}: in column {column!r}, {has}; a classifier needs at least two.")
@@ -102,9 +116,26 @@ def _find_problem(values: Sequence[Any], separator: str | None) -> Problem:
     if separator is not None or any(isinstance(value, (list, tuple)) for value in values):
         return "multi_label_classification"
     written = [str(value) for value in values]
-    if all(is_number(value) for value in written) and any("." in value or "e" in value.lower() for value in written):
+    if all(is_number(value) for value in written) and not all(float(value).is_integer() for value in written):
         return "regression"
     return "single_label_classification"
+
+
+_NEGATIVE = re.compile(r"0|-1|no|false|neg|negative|(not|non|no)[ _-].*", re.IGNORECASE)
+
+
+def find_positive(names: Sequence[str], wanted: str | None = None) -> int:
+    """The positive one of two labels, whose F1 is reported: as wanted, else the second unless it negates the first.
+
+    Example:
+        >>> find_positive(["no", "yes"]), find_positive(["equivalent", "not_equivalent"])
+        (1, 0)
+    """
+    if wanted is not None:
+        if wanted not in names:
+            raise DataError(f"positive is {wanted!r}; it must be one of the labels {', '.join(names)}.")
+        return list(names).index(wanted)
+    return 0 if _NEGATIVE.fullmatch(names[1]) and not _NEGATIVE.fullmatch(names[0]) else 1
 
 
 def labels_of_config(names: Mapping[int, str], problem: Problem | None, separator: str | None = None) -> Labels:

@@ -66,9 +66,11 @@ class ClassifySettings(FineTuneSettings):
     text_pair: str | None = None
     label: str | None = None
     problem: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
-    """None: lists hold several labels, numbers with a decimal point are scores, everything else is one label."""
+    """None: lists hold several labels, numbers with a fraction are scores, everything else is one label."""
     separator: str | None = None
     """Separates the labels of one cell, if a text may have several."""
+    positive: str | None = None
+    """With two labels, the one whose F1 is reported. None: the second, unless it negates the first (`not_x`, `no`)."""
     class_weights: Literal["balanced"] | None = None
     """Makes rare labels count as much as common ones."""
 

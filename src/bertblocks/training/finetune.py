@@ -170,6 +170,7 @@ def _summarize(runs: Sequence[FinetuneResult], folder: Path, world: World) -> Fi
         scores=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
         runs=[run.scores for run in runs],
         intervals=dict(zip(names, width.tolist(), strict=True)),
+        chosen=runs[0].chosen,
     )
     world.run_on_main(lambda: write_results(result))
     return result

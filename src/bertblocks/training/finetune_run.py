@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bertblocks.training.progress import Progress
 from bertblocks.training.run_folder import relative_files
 from bertblocks.training.sections import Checkpoints, Evaluation, Run
 from bertblocks.training.starting_model import add_lora, freeze, layered_optimizer, load_starting_model
-from bertblocks.training.state import Snapshot, restore
+from bertblocks.training.state import Snapshot, TrainState, restore
 from bertblocks.training.supervised_task import SupervisedTask, split_examples
 from bertblocks.training.trackers import get_trackers
 
@@ -50,6 +50,8 @@ class FinetuneResult:
     runs: list[Scores]
     #: Half the width of the 95% confidence interval of each mean; empty for one seed.
     intervals: Scores
+    #: What the run chose where the settings leave it open, such as the learning rate and the precision.
+    chosen: dict[str, Any] = field(default_factory=dict)
     #: The signal that stopped the run early, if any. The same call continues the run.
     signal: int | None = None
 
@@ -81,6 +83,7 @@ class FinetuneRun:
         if (settings.max_length or 0) > start.max_length:
             raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
         max_length = settings.max_length or min(task.default_length, start.usual_length)
+        self.console.print(f"Tokenizing {len(examples):,} examples.")
         features = task.features(examples, TextTokenizer(tokenizer), max_length)
         if isinstance(task, AnswerTask):
             task.features(held_out, TextTokenizer(tokenizer), max_length)  # finds questions that are too long
@@ -95,7 +98,8 @@ class FinetuneRun:
     def _hold_out(self, examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         settings, task = self.settings, self.task
         groups = [task.group(example) for example in examples]
-        kept, held_out = split_examples(examples, groups, settings.eval_share, settings.seed)
+        strata = [task.stratum(example) for example in examples]
+        kept, held_out = split_examples(examples, groups, strata, settings.eval_share, settings.seed)
         task.notes.append(
             f"no evaluation file: {len(held_out):,} of the examples (seed {settings.seed}) are held out for evaluation"
         )
@@ -121,15 +125,29 @@ class FinetuneRun:
         outcome = trainer.train(settings.model_dump())
         if outcome.signal is not None:
             scores = outcome.evaluation
-            return FinetuneResult(self.folder, task.metric, scores, [scores], {}, outcome.signal)
+            return FinetuneResult(self.folder, task.metric, scores, [scores], {}, signal=outcome.signal)
         if outcome.state.best is not None:
             restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", model, [], trainer.ema)
         with trainer.evaluation_weights():
             evaluated = training.evaluate_fully(model)
-            result = FinetuneResult(self.folder, task.metric, evaluated.scores, [evaluated.scores], {})
+            chosen = self._chosen(outcome.state)
+            result = FinetuneResult(self.folder, task.metric, evaluated.scores, [evaluated.scores], {}, chosen)
             full_model = self._unsharded_model()
             world.run_on_main(lambda: self._write(full_model, evaluated, result))
         return result
+
+    def _chosen(self, state: TrainState) -> dict[str, Any]:
+        return {
+            "learning_rate": self.training.peak_learning_rate,
+            "max_length": self.training.max_length,
+            "planned_steps": self.training.total_steps,
+            "steps": state.step,
+            "best_step": None if state.best is None else state.best.step,
+            "precision": state.precision,
+            "device": self.world.device.type,
+            "processes": self.world.size,
+            "threads": torch.get_num_threads(),
+        }
 
     def _unsharded_model(self) -> nn.Module:
         """The model itself, or a full copy of a sharded model. This is a collective operation."""
@@ -158,7 +176,7 @@ class FinetuneRun:
             evaluated.scores,
             evaluated.tables,
             evaluated.confusion,
-            self.settings.model_dump(),
+            {**self.settings.model_dump(), "chosen": result.chosen},
             note=". ".join(self.task.notes),
         )
         write_results(result)

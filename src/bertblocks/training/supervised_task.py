@@ -103,18 +103,38 @@ def _schedule(settings: FineTuneSettings) -> ScheduleSection:
 
 
 def split_examples(
-    examples: Sequence[Any], groups: Sequence[str], eval_share: float, seed: int
+    examples: Sequence[Any], groups: Sequence[str], strata: Sequence[str | None], eval_share: float, seed: int
 ) -> tuple[list[Any], list[Any]]:
-    """Splits examples into a training and an evaluation part. The examples of a group stay together."""
-    names = list(dict.fromkeys(groups))
-    order = permute(np.arange(len(names)), len(names), combine("split", seed))
+    """Splits examples into a training and an evaluation part, stratified. The examples of a group stay together."""
+    strata_of = dict(zip(groups, strata, strict=True))
+    names = list(strata_of)
+    order = permute(np.arange(len(names)), len(names), combine("split", seed)).tolist()
     count = max(1, round(eval_share * len(names)))
     if count >= len(names):
         raise DataError(
             f"There are only {len(names)} examples, too few to hold some out for evaluation; "
             "provide an evaluation file (--eval)."
         )
-    chosen = {names[index] for index in order[:count].tolist()}
+    shuffled = [names[index] for index in order]
+    chosen = set(_stratified([strata_of[name] for name in shuffled], shuffled, count))
     pairs = list(zip(examples, groups, strict=True))
     train = [example for example, group in pairs if group not in chosen]
     return train, [example for example, group in pairs if group in chosen]
+
+
+def _stratified(strata: Sequence[str | None], names: Sequence[str], count: int) -> list[str]:
+    """The first names of each stratum, `count` in all, in proportion to the sizes of the strata.
+
+    Example:
+        >>> _stratified(["x", "x", "y", "x", "y", "x"], ["a", "b", "c", "d", "e", "f"], 3)
+        ['a', 'b', 'c']
+    """
+    by_stratum: dict[str | None, list[str]] = {}
+    for stratum, name in zip(strata, names, strict=True):
+        by_stratum.setdefault(stratum, []).append(name)
+    quotas = {stratum: count * len(group) / len(names) for stratum, group in by_stratum.items()}
+    taken = {stratum: int(quota) for stratum, quota in quotas.items()}
+    by_remainder = sorted(quotas, key=lambda stratum: taken[stratum] - quotas[stratum])
+    for stratum in by_remainder[: count - sum(taken.values())]:
+        taken[stratum] += 1
+    return [name for stratum, group in by_stratum.items() for name in group[: taken[stratum]]]

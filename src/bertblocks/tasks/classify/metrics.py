@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from bertblocks.tasks.base import Scores
 
 
-def classification_scores(gold: Sequence[int], predicted: Sequence[int], classes: int) -> Scores:
-    """Scores predictions of one label per text; with two classes, `f1` is that of the second.
+def classification_scores(gold: Sequence[int], predicted: Sequence[int], classes: int, positive: int = 1) -> Scores:
+    """Scores predictions of one label per text; with two classes, `f1` is that of the `positive` class.
 
     Example:
         >>> classification_scores([0, 1, 1, 0], [0, 1, 0, 0], classes=2)["accuracy"]
@@ -19,7 +19,9 @@ def classification_scores(gold: Sequence[int], predicted: Sequence[int], classes
     """
     from sklearn import metrics
 
-    binary = {"f1": float(metrics.f1_score(gold, predicted, zero_division=0))} if classes == 2 else {}
+    binary: Scores = {}
+    if classes == 2:
+        binary["f1"] = float(metrics.f1_score(gold, predicted, pos_label=positive, zero_division=0))
     return {
         "accuracy": float(metrics.accuracy_score(gold, predicted)),
         "f1_macro": float(metrics.f1_score(gold, predicted, average="macro", zero_division=0)),

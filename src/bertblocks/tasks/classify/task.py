@@ -16,7 +16,7 @@ from bertblocks.tasks.classify.examples import TextExample, read_examples
 from bertblocks.tasks.classify.metrics import classification_scores, multi_label_scores, regression_scores
 from bertblocks.tasks.classify.predictions import Classification
 from bertblocks.tasks.features import Feature, make_batch
-from bertblocks.tasks.labels import Labels, find_labels, labels_of_config
+from bertblocks.tasks.labels import Labels, find_labels, find_positive, labels_of_config
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.columns import choose_columns, write_columns
 from bertblocks.text.encoding import TextTokenizer
@@ -49,6 +49,12 @@ class ClassifyTask(FineTuneTask):
         assert self.labels is not None, "labels are known once a file has been read or a model adopted"
         return self.labels
 
+    @property
+    def _positive(self) -> int:
+        """With two labels, the index of the label whose F1 is reported."""
+        names = self._known_labels.names
+        return find_positive(names, self.settings.positive) if len(names) == 2 else 1
+
     def adopt(self, config: Any) -> None:
         self.labels = labels_of_config(config.id2label, config.problem_type, self.settings.separator)
 
@@ -61,11 +67,16 @@ class ClassifyTask(FineTuneTask):
         if self.labels is None:
             self.labels = find_labels(records, columns["label"], settings.problem, settings.separator)
         kind = f"{self.labels.size} labels" if self.labels.names else "a number"
+        if is_main and self.labels.problem == "single_label_classification" and self.labels.size == 2:
+            kind += f" (f1 is that of {self.labels.names[self._positive]!r})"
         self.notes.append(f"{source}: {len(records):,} rows, {write_columns(columns, records)}, {kind}")
         examples = read_examples(records, columns, self.labels)
         if is_main and settings.class_weights == "balanced":
             self.class_weights = balanced_weights(examples, self.labels)
         return examples
+
+    def stratum(self, example: TextExample) -> str | None:
+        return str(example.target) if self._known_labels.problem == "single_label_classification" else None
 
     def config_changes(self) -> dict[str, Any]:
         labels = self._known_labels
@@ -106,7 +117,7 @@ class ClassifyTask(FineTuneTask):
         predictions = predictor.classify(texts)
         labels = self._known_labels
         if labels.problem == "single_label_classification":
-            return _score_classes(examples, predictions, labels.names)
+            return _score_classes(examples, predictions, labels.names, self._positive)
         targets = np.array([example.target for example in examples])
         if labels.problem == "regression":
             numbers = np.array([next(iter(prediction.scores.values())) for prediction in predictions])
@@ -135,7 +146,7 @@ def balanced_weights(examples: Sequence[TextExample], labels: Labels) -> Tensor:
 
 
 def _score_classes(
-    examples: Sequence[TextExample], predictions: Sequence[Classification], names: list[str]
+    examples: Sequence[TextExample], predictions: Sequence[Classification], names: list[str], positive: int
 ) -> Evaluated:
     from sklearn import metrics
 
@@ -153,7 +164,7 @@ def _score_classes(
     ]
     correct = np.array(gold) == np.array(predicted)
     return Evaluated(
-        classification_scores(gold, predicted, len(names)),
+        classification_scores(gold, predicted, len(names), positive),
         resample=lambda i: float(correct[i].mean()),
         tables={
             "Labels": _by_label(names, parts),
