@@ -227,7 +227,6 @@ def test_f1_is_that_of_the_positive_label(base, tmp_path, names, positive):
     predicted = [
         prediction.labels[0] for prediction in Predictor(tmp_path / "out").classify([f"a {w}" for w in COLOURS])
     ]
-    gold = [name for _, name in zip(COLOURS, names * 2)]
     both = sum(a == b == positive for a, b in zip(gold, predicted, strict=True))
     expected = 2 * both / max(gold.count(positive) + predicted.count(positive), 1)
     scores = json.loads((tmp_path / "out" / "results.json").read_text())["scores"]
