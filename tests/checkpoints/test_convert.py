@@ -1,4 +1,4 @@
-"""Converting folders between families: proof, files, and what goes wrong."""
+"""Conversion of folders between families: proof, files and errors."""
 
 import errno
 import json
@@ -62,8 +62,8 @@ def test_heads_are_converted_and_compared(tmp_path, task):
     assert config["architectures"] == [type(bertblocks.load(tmp_path / "ours")[0]).__name__]
 
 
-def test_all_but_weights_and_code_is_carried_along(tmp_path):
-    # the name of the folder itself says nothing
+def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path):
+    # the suffix of the folder's own name does not matter
     save_reference(tmp_path / "theirs.ckpt")
     done = convert(tmp_path / "theirs.ckpt", tmp_path / "ours")
     assert done.carried == ["1_Pooling/config.json", "special_tokens_map.json"]
@@ -96,7 +96,7 @@ def test_a_difference_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_a_wrong_conversion_is_caught(tmp_path, monkeypatch):
-    """Rows in the wrong order: every shape fits, and the proof still sees it."""
+    """Rows in the wrong order have the right shapes, and the proof still notices."""
     save_reference(tmp_path / "theirs", initializer_range=0.5)
     right = conversions.save_huggingface
 
@@ -170,7 +170,7 @@ class Evil:
         return (print, ("unpickled",))
 
 
-def test_an_allowed_pickle_still_runs_nothing(tmp_path, capsys):
+def test_an_allowed_pickle_runs_no_code(tmp_path, capsys):
     save_reference(tmp_path / "theirs")
     pickle_only(tmp_path / "theirs", {"a": Evil()})
     with pytest.raises(OSError, match="damaged or holds more than tensors"):
@@ -227,7 +227,7 @@ def test_bad_checkpoints_are_one_sentence_and_exit_code_1(tmp_path, how, message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_output(tmp_path, monkeypatch):
     save_reference(tmp_path / "theirs")
 
     def full(*args, **options):
@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("to", ["bert", "bertblocks"])
 def test_a_disk_that_fills_up_for_real(tmp_path, to):
-    """The system refuses to write more than a few kilobytes."""
+    """The system limits files to a few kilobytes."""
     save_reference(tmp_path / "theirs")
     code = f"""
 import resource, signal
@@ -265,7 +265,7 @@ main()
     ("architectures", "message"),
     [(["Foo"], "architectures is ['Foo']"), ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'")],
 )
-def test_a_class_that_is_not_ours_is_refused(tmp_path, architectures, message):
+def test_an_unknown_class_is_an_error(tmp_path, architectures, message):
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": architectures}))
@@ -274,7 +274,7 @@ def test_a_class_that_is_not_ours_is_refused(tmp_path, architectures, message):
     assert message in result.stderr
 
 
-def test_weights_that_are_left_unread_are_named(tmp_path):
+def test_a_warning_names_unused_weights(tmp_path):
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": None}))
@@ -284,7 +284,7 @@ def test_weights_that_are_left_unread_are_named(tmp_path):
     assert "also has decoder, head, which this model does not use" in result.stderr
 
 
-def test_pickles_in_subfolders_are_left_behind_and_named(tmp_path):
+def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path):
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "2_Dense").mkdir()
     (tmp_path / "theirs" / "2_Dense" / "pytorch_model.bin").touch()
@@ -400,7 +400,7 @@ def test_minilm_there_and_back(tmp_path):
     assert model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state.shape[0] == 2
 
 
-# ---------------------------------------------------------------------- what is not copied
+# ---------------------------------------------------------------------- files that are not copied
 
 
 def test_caches_and_training_checkpoints_are_not_copied(tmp_path):

@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoint folders: one sentence that names the file, and never another model."""
+"""Damaged and hostile checkpoint folders raise an error of one sentence and never load a different model."""
 
 import json
 import os

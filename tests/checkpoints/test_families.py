@@ -17,7 +17,7 @@ from tests.helpers import pad_ids, ragged_ids
 
 #: Past the window of 128, on both sides of its edges.
 LENGTHS = [300, 129, 65, 64, 1]
-#: Those that there is a reference for; the others have a test file of their own.
+#: Families with a reference in transformers. Other families have their own test file.
 REFERENCED = {name: family for name, family in FAMILIES.items() if family.in_transformers}
 CASES = [(name, task) for name, family in REFERENCED.items() for task in family.model_classes]
 
@@ -30,7 +30,7 @@ def reference(name: str, task: str, **options):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
         if name == "bert" and task in ("masked-lm", "pretraining"):
-            # an untied decoder has a bias of its own and leaves this one unused
+            # an untied decoder has its own bias and does not use this one
             model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
     return model.eval()
 
@@ -58,7 +58,7 @@ def targets(task: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch
 
 
 def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor, atol: float = 1e-5) -> None:
-    """Equal to `atol` as a share of the largest value, or of 1: fp32 rounds in proportion to what is summed."""
+    """Equal up to `atol` relative to the largest value (or 1), because fp32 rounds in proportion to the summands."""
     if ours.shape[:2] == mask.shape:
         ours, theirs = ours[mask == 1], theirs[mask == 1]
     size = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
@@ -271,7 +271,7 @@ def test_rope_scaling_as_transformers_does_it(scaling):
             same_on_real_tokens(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, mask)
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -282,12 +282,12 @@ def test_rope_scaling_as_transformers_does_it(scaling):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ],
 )
-def test_what_a_config_cannot_express_is_refused_by_name(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
     with pytest.raises(ConfigError, match=message):
         read_config(BertConfig(**options))
 
 
-def test_other_families_are_refused_with_what_is_known():
+def test_an_unknown_family_raises_an_error_that_lists_the_known_ones():
     with pytest.raises(ConfigError, match="model_type is 'gpt2'; BertBlocks reads the families bert, modernbert"):
         read_config(transformers.GPT2Config())
 
@@ -301,7 +301,7 @@ def test_other_families_are_refused_with_what_is_known():
         ("modernbert", {"type_vocab_size": 0}, "norm_pos is 'post'; a modernbert checkpoint has 'pre'"),
     ],
 )
-def test_what_a_family_cannot_hold_is_refused_by_name(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**options))
     with pytest.raises(ConfigError, match=message):
@@ -379,7 +379,7 @@ def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path):
         ours, expected = from_huggingface(tmp_path)(ids, mask), theirs(ids, mask)
         same_on_real_tokens(ours.prediction_logits, expected.prediction_logits, mask)
         same_on_real_tokens(ours.seq_relationship_logits, expected.seq_relationship_logits, mask)
-        # for one task of the two, the rest is knowingly left
+        # the other task's head is left unread on purpose
         logits = from_huggingface(tmp_path, task="masked-lm")(ids, mask).logits
         same_on_real_tokens(logits, expected.prediction_logits, mask)
 

@@ -70,7 +70,7 @@ def test_every_dropout_of_electra_and_albert_has_its_place():
         assert (config.attention_dropout, config.mlp_dropout, config.qa_dropout) == (0.3, 0.0, 0.0)
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_every_dropout_of_electra_and_albert_has_its_place():
         (AlbertConfig(num_hidden_groups=13), "num_hidden_groups is 13; it must be at most num_hidden_layers = 12"),
     ],
 )
-def test_what_cannot_be_represented_is_refused_by_name(config, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(config, message):
     with pytest.raises(ConfigError, match=message):
         read_config(config)
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_represented_is_refused_by_name(config, message):
         ("distilbert", {"type_vocab_size": 0, "norm_eps": 1e-5}, "norm_eps is 1e-05; a distilbert checkpoint has 1e-1"),
     ],
 )
-def test_what_a_family_cannot_hold_is_refused_by_name(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**options))
     with pytest.raises(ConfigError, match=message):
@@ -153,7 +153,7 @@ def test_old_files_hold_positions_as_numbers_too(tmp_path, name):
     compare(from_huggingface(tmp_path), theirs, "last_hidden_state", "last_hidden_state")
 
 
-def test_a_checkpoint_with_more_groups_than_its_config_is_refused(tmp_path):
+def test_a_checkpoint_with_more_groups_than_its_config_is_an_error(tmp_path):
     transformers.AlbertModel(FAMILY_CASES["albert"].make_config(num_hidden_groups=2)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_groups": 1}))

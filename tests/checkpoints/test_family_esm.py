@@ -150,7 +150,7 @@ def test_rounded_frequencies_are_kept(dtype):
     assert_same_and_back(from_huggingface(export(ours)), theirs)
 
 
-def test_other_frequencies_are_refused():
+def test_frequencies_that_do_not_match_theta_are_an_error():
     theirs = make_esm()
     theirs.rotary_embeddings.inv_freq.mul_(1.01)
     with pytest.raises(ConfigError, match=r"rotary_embeddings.inv_freq does not match rope_theta = 10000"):
@@ -173,7 +173,7 @@ def test_half_precision_goes_and_comes_back():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it must be 'float32' with rope_scaling"),
     ],
 )
-def test_precisions_that_cannot_be_are_refused(options, message):
+def test_impossible_precisions_are_an_error(options, message):
     with pytest.raises(ConfigError, match=message):
         tiny_config(**{"block_pos_enc_kind": "rope", "rope_frequency_dtype": "float16", **options})
 
@@ -224,7 +224,7 @@ def test_places_of_dropout():
         ({"vocab_size": None}, "vocab_size is None"),
     ],
 )
-def test_what_cannot_be_held_is_refused(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES["esm"].make_config(**options))
 
@@ -240,14 +240,14 @@ def test_what_cannot_be_held_is_refused(options, message):
         ("partial_rotary_factor", 0.5),
     ],
 )
-def test_what_esm_has_no_place_for_is_refused(key, value):
+def test_values_that_esm_cannot_represent_raise_an_error(key, value):
     config = read_config(FAMILY_CASES["esm"].make_config())
     setattr(config, key, value)
     with pytest.raises(ConfigError, match=f"{key} is {value!r}; an? esm checkpoint has"):
         export(BertBlocksForMaskedLM(config), "esm")
 
 
-def test_a_checkpoint_without_its_contact_head_is_refused():
+def test_a_checkpoint_without_its_contact_head_is_an_error():
     theirs = make_esm()
     del theirs.contact_head
     with pytest.raises(ValueError, match=r"lacks 'contact_head.regression.weight'"):

@@ -1,4 +1,4 @@
-"""What is particular to EuroBERT, UltraBERT, Nomic BERT and GTE, beside what all families are tested for."""
+"""Tests of EuroBERT, UltraBERT, Nomic BERT and GTE that go beyond those of all families."""
 
 import json
 
@@ -36,7 +36,7 @@ def assert_same_state(actual, expected) -> None:
         assert torch.equal(actual.state_dict()[key], tensor), key
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def assert_same_state(actual, expected) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_expressed_is_refused_by_name(family, options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(family, options, message):
     values = {**FAMILY_CASES[family].make_config().to_dict(), **options}
     if "rope_scaling" in options:
         del values["rope_parameters"]
@@ -85,7 +85,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(family, options, message):
     ],
     ids=str,
 )
-def test_what_a_family_cannot_hold_is_refused_by_name(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
     config = read_config(FAMILY_CASES[family].make_config())
     values = {**config.to_dict(), **options}
     if "local_attention" in options:

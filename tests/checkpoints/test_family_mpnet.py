@@ -1,4 +1,4 @@
-"""What is particular to MPNet: T5's buckets, one table for all layers, padding id 1, refusals."""
+"""Tests of MPNet: T5's buckets, one table for all layers, padding id 1, and errors."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_the_table_is_there_once_or_in_every_layer(shared, tmp_path):
         assert torch.equal(again.state_dict()[name], tensor), name
     ids, mask = pad_ids(ragged_ids([30, 4]))
     with torch.no_grad():
-        expected, actual = (one.eval()(ids, attention_mask=mask).logits for one in (model, again))
+        expected, actual = (either.eval()(ids, attention_mask=mask).logits for either in (model, again))
     assert torch.equal(actual, expected)
     assert count_parameters(model)["attention"] == sum(
         tensor.numel() for name, tensor in model.named_parameters() if "attention." in name or name in tables
@@ -117,7 +117,7 @@ def test_compiled_whole_without_a_graph_break(options):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     ids, mask = pad_ids(ragged_ids([40, 23, 1]))
     with torch.no_grad():
-        expected, actual = (one(ids, attention_mask=mask).last_hidden_state for one in (model, compiled))
+        expected, actual = (either(ids, attention_mask=mask).last_hidden_state for either in (model, compiled))
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
@@ -141,12 +141,12 @@ def test_one_layer_may_have_the_buckets_alone():
         ),
     ],
 )
-def test_impossible_buckets_are_refused(options, message):
+def test_impossible_buckets_are_an_error(options, message):
     with pytest.raises(ConfigError, match=message):
         tiny_config(**T5, **options)
 
 
-def test_position_ids_that_nothing_would_use_are_refused():
+def test_position_ids_that_no_layer_uses_are_an_error():
     model = BertBlocksModel(tiny_config(**T5))
     with pytest.raises(ValueError, match="no positions that would use them"):
         model(torch.tensor([[5, 6]]), position_ids=torch.tensor([[3, 4]]))
@@ -163,7 +163,7 @@ def test_padding_with_the_published_id_on_either_side():
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1, padding_side=side)
         mask = ids != 1
         with torch.no_grad():
-            expected, actual = (one(ids, attention_mask=mask.long()).last_hidden_state for one in (theirs, ours))
+            expected, actual = (either(ids, attention_mask=mask.long()).last_hidden_state for either in (theirs, ours))
         torch.testing.assert_close(actual[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
@@ -202,7 +202,7 @@ def test_a_config_of_the_hub_is_read(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key' in this mpnet config"),
     ],
 )
-def test_what_cannot_be_held_is_refused(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES["mpnet"].make_config(**options))
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_held_is_refused(options, message):
         ("pad_token_id", 0),
     ],
 )
-def test_what_mpnet_has_no_place_for_is_refused(key, value):
+def test_values_that_mpnet_cannot_represent_raise_an_error(key, value):
     config = read_config(FAMILY_CASES["mpnet"].make_config())
     setattr(config, key, value)
     with pytest.raises(ConfigError, match=f"{key} is {value!r}; an? mpnet checkpoint has"):

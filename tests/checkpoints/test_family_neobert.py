@@ -1,4 +1,4 @@
-"""NeoBERT's folders and training files: the golden ones, both ways, and what is refused."""
+"""NeoBERT's folders and training files: golden ones in both directions, and errors."""
 
 import json
 import math
@@ -128,7 +128,7 @@ def test_a_golden_folder_is_written_back_as_it_was(tmp_path, name):
     before = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))
     after = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert after["architectures"] == ["NeoBERTLMHead"]
-    # the same where it counts: no golden model is tied, and several widths round up to one of SwiGLU
+    # equal where it matters: no golden model is tied, and several widths round up to the same SwiGLU width
     before.update(tie_word_embeddings=False)
     if name == OFFICIAL:
         before.update(intermediate_size=108)
@@ -207,7 +207,7 @@ def test_separate_w1_and_w2_with_a_decoder_bias_are_read_too(tmp_path):
         assert torch.equal(actual.state_dict()[key], tensor), key
 
 
-def test_what_nothing_computes_with_is_passed_over(tmp_path):
+def test_unused_tensors_are_ignored(tmp_path):
     def add(tensors):
         extra = {"model.sz": torch.ones(97), "model.layer_norm.weight": torch.ones(32)}
         return {**tensors, **extra}
@@ -326,7 +326,7 @@ def test_a_config_survives_the_round_trip(values):
         ({"pad_token_id": 60}, "pad_token_id is 60; it must lie within the vocabulary"),
     ],
 )
-def test_what_a_config_cannot_express_is_refused_by_name(values, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(values, message):
     with pytest.raises(ConfigError, match=message):
         read_config({**SMALL, **values})
 
@@ -344,13 +344,13 @@ def test_what_a_config_cannot_express_is_refused_by_name(values, message):
         ({"classifier_head_dropout": 0.3}, "classifier_head_dropout is 0.3"),
     ],
 )
-def test_what_a_checkpoint_cannot_hold_is_refused_by_name(options, message):
+def test_values_that_neobert_cannot_represent_raise_an_error_that_names_them(options, message):
     config = BertBlocksConfig.from_preset("neobert", num_hidden_layers=1, **options)
     with pytest.raises(ConfigError, match=message):
         NEOBERT.write_config(config)
 
 
-def test_what_ngpt_of_neobert_lacks_is_refused_by_name():
+def test_values_that_its_ngpt_cannot_represent_raise_an_error_that_names_them():
     config = from_huggingface(FOLDER / NGPT).config
     config.ngpt_logit_scale = True
     with pytest.raises(ConfigError, match="ngpt_logit_scale is True"):
@@ -374,7 +374,7 @@ def test_there_is_no_transformers_model_and_no_class_for_other_tasks(tmp_path):
 
 
 class OwnConfig(PreTrainedConfig):
-    """What the hub's code has: keys of its own and none of the fork's."""
+    """A config as the hub's code writes it, with its own keys and none of the fork's."""
 
     model_type = "neobert"
     hidden_size: int = 48

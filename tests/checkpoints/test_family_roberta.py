@@ -70,7 +70,7 @@ def test_positions_count_from_the_published_padding_id(name, task):
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_padding_on_the_left_moves_no_position(name):
+def test_left_padding_does_not_shift_positions(name):
     theirs = reference(name, "token-classification", pad_token_id=PAD, bos_token_id=0)
     assert_equal_outputs(from_huggingface(theirs), theirs, *batch("left"))
 
@@ -91,7 +91,7 @@ def test_an_untied_decoder_keeps_its_matrix_and_its_bias(name):
     theirs = reference(name, "masked-lm", tie_word_embeddings=False)
     head = theirs.cls.predictions if name == "megatron-bert" else theirs.lm_head
     with torch.no_grad():
-        # an untied decoder has a bias of its own and leaves this one unused
+        # an untied decoder has its own bias and does not use this one
         head.bias.copy_(head.decoder.bias)
     ours = from_huggingface(theirs)
     assert not ours.config.tie_word_embeddings
@@ -100,7 +100,7 @@ def test_an_untied_decoder_keeps_its_matrix_and_its_bias(name):
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_the_masked_lm_head_is_gelu_whatever_the_layers_have(name):
+def test_the_masked_lm_head_uses_gelu_whatever_the_layers_use(name):
     config = read_config(FAMILY_CASES[name].make_config(hidden_act="relu"))
     assert (config.hidden_act, config.mlm_head_act) == ("relu", "gelu")
 
@@ -144,7 +144,7 @@ def test_megatron_bert_has_one_dropout_for_all_but_attention():
 @pytest.mark.parametrize("task", TASKS[1:])
 @pytest.mark.parametrize("name", NAMES)
 def test_dropouts_sit_at_the_same_places(name, task):
-    """Each one divides by what it keeps and drops nothing: one too many, or of another share, changes the output."""
+    """Each dropout scales without dropping, so an extra dropout or a wrong rate changes the output."""
     dropouts = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
     if name in ROBERTAS:
         dropouts["classifier_dropout"] = 0.4
@@ -181,7 +181,7 @@ def save_tensors(folder, tensors: dict[str, torch.Tensor], config: dict) -> None
 
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
 def test_published_roberta_layout(tmp_path, name):
-    """As on the hub: position_ids, a pooler nobody uses, one bias of the decoder, and a key of transformers 4."""
+    """A checkpoint as on the hub: position_ids, an unused pooler, one decoder bias, and a key of transformers 4."""
     theirs = reference(name, "masked-lm", pad_token_id=PAD, bos_token_id=0)
     tensors = {key: tensor for key, tensor in theirs.state_dict().items() if key != "lm_head.decoder.bias"}
     tensors["roberta.embeddings.position_ids"] = torch.arange(320)[None]
@@ -212,7 +212,7 @@ def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):
     assert ours.classifier_head.dense.weight.std() > 0
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_config_cannot_express_is_refused_by_name(name, options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(name, options, message):
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES[name].make_config(**options))
 
@@ -246,7 +246,7 @@ def test_positions_need_a_padding_id(name):
         ("megatron-bert", {"embedding_norm": True}, "embedding_norm is True; a megatron-bert checkpoint has False"),
     ],
 )
-def test_what_a_family_cannot_hold_is_refused_by_name(name, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(name, options, message):
     config = read_config(FAMILY_CASES[name].make_config())
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**{**config.to_dict(), **options}))

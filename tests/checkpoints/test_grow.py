@@ -1,4 +1,4 @@
-"""Growing: the stated map holds element by element, what is claimed to be equal is, and a grown model starts low."""
+"""Growing: weights follow the documented map, equal functions are equal, and a grown model starts at a low loss."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ARCHITECTURES = {
 
 
 def randomized(model):
-    """Random biases and norms too, so that none of them can be mapped wrongly without notice."""
+    """Random biases and norms too, so a test notices if one of them is mapped wrongly."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -82,7 +82,7 @@ def test_other_heads_grow_too(task):
 
 
 def test_every_element_of_a_modern_layer_is_where_the_map_says():
-    """Width 24 -> 40, heads 3 -> 5, feed-forward 10 -> 16: no whole multiples, one index at a time."""
+    """Width 24 -> 40, heads 3 -> 5, feed-forward 10 -> 16, which are not whole multiples, checked index by index."""
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 10}
     larger = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 16}
     small = randomized(BertBlocksForMaskedLM(tiny_config(**{**MODERN, **sizes})))
@@ -131,7 +131,7 @@ def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old, new):
     for kind in ("global", "local"):
         of_kind = [layer for layer, name in zip(mapped, after, strict=True) if name == kind]
         assert of_kind == sorted(of_kind)
-    # the first layer lacks a norm that the others have, so it is copied only where nothing else is of its kind
+    # the first layer lacks a norm, so it is copied only if there is no other layer of its kind
     if before.count("global") > 1:
         assert mapped.count(0) == 1
     if old == new:
@@ -227,7 +227,7 @@ def test_ngpt_grows_onto_the_sphere():
         ({}, {"mlm_head_size": 20}, r"head.inner.weight has no counterpart"),
     ],
 )
-def test_what_is_no_larger_model_of_the_same_kind_is_refused(small, large, message):
+def test_a_config_that_is_not_a_larger_model_of_the_same_kind_is_an_error(small, large, message):
     model = BertBlocksForMaskedLM(tiny_config(**small))
     with pytest.raises(ValueError, match=message):
         grow(model, tiny_config(**large))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds decides what is read: no head is invented, and the report says what was found."""
+"""Loading reads the head that a checkpoint holds, never invents one, and reports what it found."""
 
 import json
 import warnings
@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import bertblocks
-from bertblocks import BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks import BertBlocksForMaskedLM, BertBlocksModel, Predictor
 from bertblocks.checkpoints.load import load_trained, load_with_report
 from bertblocks.checkpoints.quantize import quantize_folder
 from bertblocks.cli.main import app
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import tiny_config
+from tests.small_tokenizers import wrap
 
 
 def claim(folder: Path, architecture: str) -> Path:
@@ -76,7 +77,7 @@ def test_commands_take_the_head_that_they_are_told(tmp_path):
 def test_a_head_that_the_caller_asks_for_is_initialized_and_reported(headless):
     _, report = load_with_report(headless, "masked-lm")
     assert (report.task, report.fresh) == ("masked-lm", ("decoder", "head"))
-    with pytest.raises(ValueError, match="has no trained masked-lm head: it has no decoder, head"):
+    with pytest.raises(ValueError, match="has no trained masked-lm head: it lacks decoder, head"):
         load_trained(headless, "masked-lm")
 
 
@@ -86,9 +87,20 @@ def test_a_pretraining_checkpoint_without_its_order_head_is_a_masked_lm(tmp_path
     assert (report.task, report.fresh) == ("masked-lm", ())
 
 
-def test_own_checkpoints_are_read_by_what_they_hold_too(tmp_path):
+def test_filling_masks_without_a_head_is_an_error(headless):
+    tokenizer = wrap("wordpiece")
+    with pytest.warns(UserWarning, match="read as base"):
+        predictor = Predictor(headless, tokenizer)
+    with pytest.raises(ValueError, match="fill_mask needs a model with a masked-lm head"):
+        predictor.fill_mask([f"plain {tokenizer.mask_token}"])
+    with pytest.raises(ValueError, match="has no trained masked-lm head"):
+        Predictor(headless, tokenizer, task="masked-lm")
+
+
+@pytest.mark.parametrize("architecture", ["BertBlocksForSequenceClassification", "BertBlocksForMaskedLM"])
+def test_own_checkpoints_are_read_by_what_they_hold_too(tmp_path, architecture):
     BertBlocksModel(tiny_config()).save_pretrained(tmp_path / "own")
-    _, report = load_with_report(claim(tmp_path / "own", "BertBlocksForSequenceClassification"))
+    _, report = load_with_report(claim(tmp_path / "own", architecture))
     assert (report.family, report.task, report.fresh) == ("bertblocks", "base", ())
 
 

@@ -1,4 +1,4 @@
-"""Saving, loading through transformers' Auto classes in a new process, and files that are not what they should be."""
+"""Saving, loading through transformers' Auto classes in a new process, and bad files."""
 
 import json
 import subprocess
@@ -134,7 +134,7 @@ def damage(folder, how: str) -> None:
         ("wrong shape", r"the weights do not have the shapes that the config asks for"),
     ],
 )
-def test_bad_files_are_errors_and_never_half_loaded(tmp_path, how, message):
+def test_bad_files_are_errors_and_never_load_partially(tmp_path, how, message):
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, how)
     with pytest.raises((OSError, ValueError), match=message):
@@ -148,7 +148,7 @@ def test_pickles_are_not_read_even_when_asked_for(tmp_path):
         BertBlocksForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
-def test_a_saved_model_is_all_there(tmp_path):
+def test_a_saved_model_loads_completely(tmp_path):
     for options in ({}, {"ngpt": True, "ngpt_logit_scale": True}, {"tie_word_embeddings": False, "qk_norm": True}):
         model = BertBlocksForMaskedLM(tiny_config(**options))
         with torch.no_grad():

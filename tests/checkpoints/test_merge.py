@@ -1,4 +1,4 @@
-"""Merging: the mean by numpy, any split into files, and refusals that leave nothing behind."""
+"""Merging: the mean against numpy, any split into files, and errors that leave no files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def change(folder, how: str) -> None:
         ("absent", r"b has no model.safetensors"),
     ],
 )
-def test_what_has_no_mean_is_refused_by_name(folders, tmp_path, how, message):
+def test_checkpoints_that_cannot_be_averaged_raise_an_error_that_names_the_reason(folders, tmp_path, how, message):
     change(folders[1], how)
     before = set(tmp_path.iterdir())
     with pytest.raises((ValueError, OSError), match=message):

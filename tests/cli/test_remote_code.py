@@ -1,4 +1,4 @@
-"""A checkpoint folder that brings Python code: no command and no function runs it, whatever stdin says."""
+"""A checkpoint folder with Python code: no command or function runs the code, whatever standard input says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Evil(PreTrainedTokenizerFast):
 
 @pytest.fixture
 def evil(tmp_path) -> tuple[Path, Path]:
-    """A folder of our own format whose tokenizer is a class in its own file; and what the class would write."""
+    """A folder in our own format whose tokenizer is a class in a file of the folder, and the file it would write."""
     folder, witness = tmp_path / "evil", tmp_path / "witness"
     make_bert("BertForSequenceClassification", **labelled("a", "b")).save_pretrained(tmp_path / "bert")
     bertblocks.convert(tmp_path / "bert", folder)
@@ -69,7 +69,7 @@ def test_no_command_runs_code_of_a_checkpoint(evil, tmp_path, command):
     )
     assert not witness.exists()
     assert "Traceback" not in done.stderr
-    if command != "convert":  # which copies the tokenizer's files, without the code, and opens none of them
+    if command != "convert":  # which copies the tokenizer's files without the code and does not open them
         assert done.returncode == 1
         assert "BertBlocks never runs" in done.stderr
 

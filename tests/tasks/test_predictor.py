@@ -534,7 +534,7 @@ def test_a_missing_head_is_an_error(tmp_path, tokenizer):
         predictor.answer([("a", "b")])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: .*newly initialized"):
+        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: it lacks classifier"):
             Predictor(folder, task="sequence-classification")
 
 

@@ -56,7 +56,7 @@ def load_trained(
     """The model of a folder, for uses that do not train it: a head that the checkpoint lacks is an error."""
     model, report = load_with_report(folder, task, dtype, allow_pickle, on_share)
     if report.fresh:
-        raise ValueError(f"{folder} has no trained {report.task} head: it {report.describe_fresh()}.")
+        raise ValueError(f"{folder} has no trained {report.task} head: it lacks {', '.join(report.fresh)}.")
     return model, report
 
 

@@ -29,12 +29,12 @@ class LoadReport:
                 stacklevel=stacklevel + 1,
             )
         if self.fresh:
-            warnings.warn(f"{self.source} {self.describe_fresh()}.", stacklevel=stacklevel + 1)
+            warnings.warn(
+                f"{self.source} has no {', '.join(self.fresh)}: newly initialized, must be trained before use.",
+                stacklevel=stacklevel + 1,
+            )
         if self.unread and with_unread:
             warnings.warn(
                 f"{self.source} also has {', '.join(self.unread)}, which this model does not use.",
                 stacklevel=stacklevel + 1,
             )
-
-    def describe_fresh(self) -> str:
-        return f"has no {', '.join(self.fresh)}: newly initialized, must be trained before use"

@@ -56,7 +56,12 @@ def save_model(
     """Writes a checkpoint folder in BertBlocks' own format, as `model.save_pretrained` does."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
-    _save(config, _own_tensors(model), model.dtype, Path(folder), max_shard_bytes, on_share)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, origin in model.all_tied_weights_keys.items():
+        # an int8 decoder has its own weights even if the config ties them
+        if tensors[name].data_ptr() == tensors[origin].data_ptr():
+            del tensors[name]
+    _save(config, tensors, model.dtype, Path(folder), max_shard_bytes, on_share)
 
 
 def _save(
@@ -72,12 +77,6 @@ def _save(
     with atomic_entries(folder, last="config.json") as scratch:
         write_tensors(tensors, scratch, max_shard_bytes, on_share)
         config.save_pretrained(scratch)
-
-
-def _own_tensors(model: BertBlocksPreTrainedModel) -> dict[str, Tensor]:
-    """All tensors of a model except tied ones, which follow from others."""
-    tied = set(model.all_tied_weights_keys)
-    return {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
 
 
 Result = TypeVar("Result")
@@ -104,7 +103,8 @@ def to_family(model: BertBlocksPreTrainedModel, family: Family) -> tuple[PreTrai
     task = _task(model, family)
     config = family.write_config(model.config)
     config.architectures = [family.model_classes[task]]
-    ours = {name: tensor.clone() for name, tensor in _own_tensors(model).items()}
+    tied = set(model.all_tied_weights_keys)
+    ours = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in tied}
     extra = family.extra_tensors(model.config, model.dtype, task)
     return config, {**family.write_weights(ours, model.config, task), **extra}
 
