@@ -423,7 +423,7 @@ def damage(folder: Path, how: str) -> None:
         ("no json", r"config.json is not valid JSON"),
         ("other family", r"model_type is 'bart'; BertBlocks reads.*did you mean 'bert'"),
         ("unknown class", r"The architecture is 'BertLMHeadModel'"),
-        ("index names a missing file", r"names model-1.safetensors, which is not there"),
+        ("index names a missing file", r"names model-1.safetensors, which is not a file in that folder"),
         ("missing key", r"the checkpoint lacks 'encoder.layer.0.attention.self.query.weight'; nothing was loaded"),
         ("extra key", r"'encoder.layer.9.attention.self.query.weight' has no place in a bert model"),
         ("wrong shape", r"pooler.dense.weight has shape \[5, 32\]; its config asks for \[32, 32\]"),

@@ -148,7 +148,7 @@ def test_impossible_buckets_are_an_error(options, message):
 
 def test_position_ids_that_no_layer_uses_are_an_error():
     model = BertBlocksModel(tiny_config(**T5))
-    with pytest.raises(ValueError, match="no positions that would use them"):
+    with pytest.raises(ValueError, match="no position encoding that uses them"):
         model(torch.tensor([[5, 6]]), position_ids=torch.tensor([[3, 4]]))
 
 

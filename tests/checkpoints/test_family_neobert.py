@@ -314,7 +314,7 @@ def test_a_config_survives_the_round_trip(values):
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of swiglu, gelu"),
         ({"attn_backend": "sdap"}, r"attn_backend is 'sdap'.*did you mean 'sdpa'"),
         ({"kernel_backend": "triton"}, "kernel_backend is 'triton'"),
-        ({"ngpt": True, "base_scale": 0.25}, r"base_scale is 0\.25; BertBlocks' nGPT has 0\.032"),
+        ({"ngpt": True, "base_scale": 0.25}, r"base_scale is 0\.25; nGPT in BertBlocks supports 0\.032"),
         ({"rms_nrom": False}, r"'rms_nrom' is not a key of a neobert config .*did you mean 'rms_norm'"),
         ({"embedding_rms_norm": True}, "'embedding_rms_norm' is not a key of a neobert config"),
         ({"rope_theta": 500.0}, "'rope_theta' is not a key of a neobert config"),
@@ -561,7 +561,7 @@ def test_numbers_that_yaml_takes_for_text(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model:\n  hiden_size: 32\n", r"run.yaml: 'hiden_size' is no key .*did you mean 'hidden_size'"),
+        ("model:\n  hiden_size: 32\n", r"run.yaml: 'hiden_size' is not a key .*did you mean 'hidden_size'"),
         ("model:\n  kernel_backnd: torch\n", r"'kernel_backnd' .*did you mean 'kernel_backend'"),
         ("model:\n  max_positions_embedding: 9\n", r"did you mean 'max_position_embeddings'"),
         ("model:\n  on: true\n", r"True is not a key of a neobert config"),

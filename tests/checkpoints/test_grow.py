@@ -218,7 +218,7 @@ def test_ngpt_grows_onto_the_sphere():
         ({}, {"norm_fn": "rms"}, "norm_fn is 'rms' in the larger model and 'layer' in the smaller"),
         ({}, {"vocab_size": 61}, "vocab_size is 61"),
         ({}, {"num_hidden_layers": 2}, "num_hidden_layers is 2; it must be at least 3, as in the smaller model"),
-        ({}, {"local_attention": True}, "Layer 0 is local, and the smaller model has no local layer to copy"),
+        ({}, {"local_attention": True}, "Layer 0 is local, but the smaller model has no local layer to copy"),
         (
             {"num_kv_heads": 2},
             {"num_kv_heads": 2, "hidden_size": 64, "num_attention_heads": 8},
