@@ -1,4 +1,4 @@
-"""Registers the models with transformers' Auto classes as soon as those are imported, and not before.
+"""Registers the models with transformers and PEFT as soon as those are imported, and not before.
 
 Importing transformers' models takes seconds, which `import bertblocks` and `bertblocks --help` should not.
 """
@@ -25,18 +25,38 @@ NEEDED = (
 )
 
 
+#: PEFT's tables of the layers that each of its methods adapts by default.
+PEFT = "peft.utils.constants"
+#: All matrices of a layer. IA3 scales keys, values and the input of the last feed-forward matrix.
+PEFT_TARGETS = ["qkv", "out", "up", "down"]
+PEFT_SPECIAL_TARGETS = {
+    "TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING": ["qkv", "down"],
+    "TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING": ["down"],
+}
+
+
 def register_with_transformers() -> None:
-    """Now if the Auto classes are there, otherwise when they come."""
+    """Registers now if the Auto classes and PEFT are imported, and otherwise when they are."""
     if AUTO in sys.modules:
         register_when_ready()
+    if PEFT in sys.modules and not _is_being_imported(PEFT):
+        register_with_peft()
     sys.meta_path.insert(0, _AfterImport())
 
 
+def register_with_peft() -> None:
+    """Lets PEFT adapt our models without `target_modules`."""
+    for name, table in vars(sys.modules[PEFT]).items():
+        # which norms a block has depends on its config, so norm tuning has no default
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING") and "LNTUNING" not in name:
+            table["bertblocks"] = PEFT_SPECIAL_TARGETS.get(name, PEFT_TARGETS)
+
+
 def register_when_ready(executed: str = "") -> None:
-    """Imports the models, which register themselves, unless that has to wait for an import under way."""
+    """Imports the models, which register themselves, unless an import in progress has to finish first."""
     ours = [name for name in sys.modules if name.startswith("bertblocks.")]
-    under_way = [name for name in (*NEEDED, *ours) if name != executed and _is_being_imported(name)]
-    if AUTO in sys.modules and not under_way:
+    in_progress = [name for name in (*NEEDED, *ours) if name != executed and _is_being_imported(name)]
+    if AUTO in sys.modules and not in_progress:
         importlib.import_module("bertblocks.models")
 
 
@@ -46,12 +66,12 @@ def _is_being_imported(name: str) -> bool:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the modules above as Python would, and tries to register after each was executed."""
+    """Finds the modules above as Python does, and tries to register after each of them is executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in NEEDED:
+        if fullname not in (*NEEDED, PEFT):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is None or spec.loader is None:
@@ -60,7 +80,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            register_when_ready(executed=fullname)
+            if fullname == PEFT:
+                register_with_peft()
+            else:
+                register_when_ready(executed=fullname)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -317,18 +317,22 @@ def encoder():
         ({"inputs_embeds": np.zeros((1, 2, 3))}, r"\[1, 2, 3\]; it must be \[rows, length, 32\]"),
         ({"input_ids": [[5, 6]], "attention_mask": [[1]]}, r"attention_mask has shape \[1, 1\] and the input \[1, 2\]"),
         ({"input_ids": [[5, 6]], "attention_mask": [[1, 7]]}, "attention_mask holds 7"),
-        ({"input_ids": [[5, 6]], "attention_mask": [[1, 1]], "segment_ids": [[1, 1]]}, "keep one"),
+        ({"input_ids": [[5, 6]], "attention_mask": [[1, 1]], "segment_ids": [[1, 1]]}, "pass only one of them"),
         ({"input_ids": [[5, 6, 7]], "segment_ids": [[1, 2, 1]]}, "segment_ids has 1 in two places of row 0"),
         ({"input_ids": [[5, 6]], "segment_ids": [[1, -1]]}, "segment_ids holds -1"),
         ({"input_ids": [[5, 6]], "segment_ids": [[1, 3]], "max_segments": 2}, "at most max_segments = 2"),
-        ({"input_ids": [[5, 6]], "token_type_ids": [[0, 1]]}, "type_vocab_size is 0"),
         ({"input_ids": [[5, 6]], "position_ids": [[0, 64]]}, "position_ids holds 64"),
         ({"input_ids": [[5] * 65]}, "The longest sequence has 65 tokens; max_position_embeddings = 64"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_by_name(encoder, inputs, message):
+def test_bad_input_raises_an_error_that_names_it(encoder, inputs, message):
     with pytest.raises(ValueError, match=message):
         encoder(**inputs)
+
+
+def test_a_model_without_token_types_ignores_them(encoder):
+    plain = encoder([[5, 6]]).last_hidden_state
+    assert np.array_equal(encoder([[5, 6]], token_type_ids=[[0, 1]]).last_hidden_state, plain)
 
 
 def test_bad_labels_are_refused_by_name(encoder):

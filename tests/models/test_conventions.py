@@ -1,6 +1,8 @@
 """Conventions of transformers that its tools rely on."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -69,3 +71,66 @@ def test_keys_that_a_person_writes_stay_strict():
         config.norm_fnn = "rms"
     with pytest.raises(ConfigError, match="'return_loss'"):
         BertBlocksConfig(return_loss=True)
+
+
+# ---------------------------------------------------------------------- PEFT
+
+
+@pytest.mark.parametrize("options", [{}, {"mlp_type": "glu", "norm_pos": "pre"}, {"ngpt": True}])
+def test_lora_adapts_all_matrices_of_the_layers_by_default(options):
+    peft = pytest.importorskip("peft")
+    base = BertBlocksForSequenceClassification(tiny_config(**options))
+    matrices = [name for name, part in base.named_modules() if "layers" in name and isinstance(part, torch.nn.Linear)]
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", r=2))
+    adapted = [name for name, part in model.base_model.model.named_modules() if hasattr(part, "lora_A")]
+    assert adapted == matrices
+    assert model(input_ids=torch.tensor([[5, 6]]), labels=torch.tensor([1])).loss.isfinite()
+
+
+@pytest.mark.parametrize("method", ["IA3Config", "LoHaConfig", "VeraConfig"])
+def test_other_peft_methods_have_defaults(method):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(BertBlocksModel(tiny_config()), getattr(peft, method)())
+    loss = model(input_ids=torch.tensor([[5, 6]])).last_hidden_state.square().sum()
+    loss.backward()
+    assert any(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("imports", ["import peft, bertblocks", "import bertblocks, peft"])
+def test_peft_knows_the_models_in_any_order_of_imports(imports):
+    pytest.importorskip("peft")
+    table = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
+    check = f"from peft.utils.constants import {table} as table; print(table['bertblocks'])"
+    result = subprocess.run([sys.executable, "-c", f"{imports}\n{check}"], capture_output=True, text=True, check=True)
+    assert result.stdout == "['qkv', 'out', 'up', 'down']\n"
+
+
+# ---------------------------------------------------------------------- token types
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_a_model_without_token_types_ignores_them(unpad):
+    """A BERT tokenizer numbers the segments of a pair, and pipelines pass the numbers on."""
+    model = BertBlocksModel(tiny_config(type_vocab_size=0, unpad=unpad)).eval()
+    ids, mask = pad_ids(ragged_ids([6, 3]))
+    expected = model(ids, attention_mask=mask).last_hidden_state
+    for types in (torch.zeros_like(ids), torch.ones_like(ids)):
+        assert torch.equal(model(ids, attention_mask=mask, token_type_ids=types).last_hidden_state, expected)
+
+
+def test_pairs_of_a_bert_tokenizer_pass_pipelines_and_cross_encoders(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from transformers import BertTokenizer, pipeline
+
+    model = BertBlocksForSequenceClassification(tiny_config(type_vocab_size=0, num_labels=1)).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    tokenizer.save_pretrained(tmp_path)
+    batch = tokenizer("a", "b a", return_tensors="pt")
+    assert batch.pop("token_type_ids").any()
+    expected = model(**batch).logits.item()
+    classify = pipeline("text-classification", model=str(tmp_path), function_to_apply="none")
+    assert classify({"text": "a", "text_pair": "b a"})["score"] == pytest.approx(expected, abs=1e-5)
+    encoder = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    assert encoder.predict([("a", "b a")]).item() == pytest.approx(expected, abs=1e-5)

@@ -110,14 +110,6 @@ def test_bad_input_is_one_clear_sentence(arguments, message):
         BertBlocksModel(tiny_config())(**arguments)
 
 
-def test_token_types_of_a_model_without_them():
-    model = BertBlocksModel(tiny_config(type_vocab_size=0)).eval()
-    ids = torch.tensor([[1, 2]])
-    assert torch.equal(model(ids, token_type_ids=torch.zeros_like(ids))[0], model(ids)[0])
-    with pytest.raises(ValueError, match="type_vocab_size is 0"):
-        model(ids, token_type_ids=torch.ones_like(ids))
-
-
 @pytest.mark.parametrize("kind", ["alibi", "none"])
 def test_position_ids_without_a_position_encoding_raise(kind):
     model = BertBlocksModel(tiny_config(block_pos_enc_kind=kind, embd_pos_enc_kind="none"))

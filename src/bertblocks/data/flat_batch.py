@@ -39,7 +39,7 @@ class FlatBatch:
         labels: Tensor | None = None,
         counts: dict[str, int] | None = None,
     ) -> FlatBatch:
-        """Joins sequences. Token types that are all 0 are left out, because models without types reject them."""
+        """Joins sequences. Token types that are all 0 are left out."""
         flat_types = [kind for sequence in types or () for kind in sequence]
         lengths = torch.tensor([0, *map(len, ids)], dtype=torch.int32)
         return cls(

@@ -86,8 +86,8 @@ def read_values(inputs: Inputs, config: BertBlocksConfig, max_segments: int | No
     check("input_ids", config.vocab_size, "vocab_size")
     if config.type_vocab_size:
         check("token_type_ids", config.type_vocab_size, "type_vocab_size")
-    elif (arrays.pop("token_type_ids", np.zeros(())) * real).any():
-        raise ValueError("token_type_ids holds types other than 0, but type_vocab_size is 0: the model has no types.")
+    else:
+        arrays.pop("token_type_ids", None)  # ignored, as in torch
     if config.embd_pos_enc_kind == "learned":
         rows = config.max_position_embeddings
         check("position_ids", rows, "max_position_embeddings")

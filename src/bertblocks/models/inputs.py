@@ -62,15 +62,10 @@ class EncoderInput:
         return flat
 
     def _read_types(self, token_type_ids: Tensor | None, config: BertBlocksConfig) -> Tensor | None:
-        if token_type_ids is None:
+        """Returns flat token types. A model without types ignores them: BERT's tokenizers give them for every pair."""
+        if token_type_ids is None or not config.type_vocab_size:
             return None
-        if config.type_vocab_size:
-            return self._read("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-        if not torch.compiler.is_compiling() and bool(self.layout.gather(token_type_ids).any()):
-            raise ValueError(
-                "token_type_ids holds types other than 0, but type_vocab_size is 0: the model has no types."
-            )
-        return None
+        return self._read("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
 
     def _read_positions(self, position_ids: Tensor | None, config: BertBlocksConfig) -> Tensor:
         """Returns indices into the position table. RoPE uses the caller's positions too."""
