@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import bertblocks
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks.checkpoints.merge import merge
 from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.checkpoints.sentence_transformers import read_settings
 from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
@@ -160,6 +161,7 @@ def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path, make, content):
         {"num_attention_heads": 0},
         {"architectures": {"a": 1}},
         {"architectures": [3]},
+        {"architectures": [[3]]},
         {"model_type": []},
     ],
     ids=str,
@@ -210,6 +212,14 @@ def test_settings_of_sentence_transformers_are_checked(tmp_path, name, content, 
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_settings(tmp_path)
+
+
+@pytest.mark.parametrize("content", [DEEP, "[1]", "{"])
+def test_merge_reports_a_bad_tokenizer_file(tmp_path, content):
+    for name in ("a", "b"):
+        (own(tmp_path / name) / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"a/tokenizer\.json"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
 
 
 def test_unreadable_files_are_not_called_missing(tmp_path, monkeypatch):

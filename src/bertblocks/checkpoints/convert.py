@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from bertblocks.checkpoints.families import FAMILIES, get_family
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, OnShare, find_checkpoint
+from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line
 from bertblocks.checkpoints.load import OWN, load_trained
 from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer
+from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 
 #: Rounding alone changes an output by a few 1e-6 of its size.
 DEFAULT_TOLERANCE = 3e-5
@@ -79,8 +80,8 @@ def convert(
     tolerance: float = DEFAULT_TOLERANCE,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     allow_pickle: bool = False,
-    task: str | None = None,
     on_progress: Callable[[str, float], None] = lambda step, share: None,
+    task: str | None = None,
 ) -> Conversion:
     """Writes the checkpoint `source` to the folder `target` as family `to`, if the result gives the same outputs.
 
@@ -168,7 +169,7 @@ def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_toke
             shutil.copyfile(path, target / name)
             copied.append(str(name))
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
-        load_tokenizer(source).save_pretrained(target)
+        save_tokenizer(load_tokenizer(source), target)
     return copied
 
 
@@ -205,10 +206,13 @@ def _is_ours(family: str) -> bool:
 def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
     model_class = getattr(transformers, FAMILIES[family].model_classes[task])
     has_safetensors = any(folder.glob("*.safetensors"))
-    # without an explicit choice, the config could name a kernel to download
-    return model_class.from_pretrained(
-        folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
-    )
+    try:
+        # without an explicit choice, the config could name a kernel to download
+        return model_class.from_pretrained(
+            folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
+        )
+    except UNEXPECTED as error:
+        raise ValueError(f"transformers cannot open {folder}: {first_line(error)}.") from error
 
 
 def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:

@@ -106,6 +106,7 @@ def _task_of(architectures: Any, folder: Path) -> str:
     tasks = {kind.__name__: name for name, kind in TASK_MODELS.items()}
     if architectures is None:
         return "base"
-    if not isinstance(architectures, list) or not architectures or architectures[0] not in tasks:
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(name, str) or name not in tasks:
         raise ValueError(f"{folder}: architectures is {architectures!r}; it must name one of {', '.join(tasks)}.")
-    return tasks[architectures[0]]
+    return tasks[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -151,4 +150,4 @@ def _read_tokenizer(path: Path) -> Any:
         return None
     if path.suffix != ".json":
         return path.read_bytes()
-    return {key: value for key, value in json.loads(path.read_bytes()).items() if key not in CALL_SETTINGS}
+    return {key: value for key, value in read_json(path).items() if key not in CALL_SETTINGS}

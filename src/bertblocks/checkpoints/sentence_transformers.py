@@ -13,6 +13,7 @@ from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.text.tokenizers import save_tokenizer
 
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 #: The poolings of BertBlocks by sentence-transformers' names, new and old.
@@ -107,7 +108,7 @@ def save_embedder(
             save_huggingface(model, scratch)
         except ConfigError:
             save_model(model, scratch)
-        tokenizer.save_pretrained(scratch)
+        save_tokenizer(tokenizer, scratch)
         write_settings(scratch, settings, model.config.hidden_size)
 
 
