@@ -239,3 +239,12 @@ def test_a_compressed_file_that_must_be_read_at_once_is_bounded(tmp_path, monkey
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
     with pytest.raises(DataError, match=r"a\.json\.gz: the file has more than 1 MiB and has to be read at once"):
         list(read_inputs([tmp_path / "a.json.gz"], TEXT))
+
+
+def test_settings_of_fine_tuning_say_how_to_read_a_table(tmp_path):
+    from bertblocks.tasks.settings import ClassifySettings
+
+    settings = ClassifySettings(delimiter=";", quote="none", encoding="latin-1", header=False)
+    (tmp_path / "a.csv").write_bytes('"caf\u00e9;x\n"oui";y\n'.encode("latin-1"))
+    records = read_records(tmp_path / "a.csv", settings.read_options)
+    assert records.rows == [{"column1": '"caf\u00e9', "column2": "x"}, {"column1": '"oui"', "column2": "y"}]

@@ -129,7 +129,7 @@ def test_encoding_is_detected_and_can_be_given(tmp_path):
     found = read_records(path)
     assert (found.rows, found.details) == ([{"text": "café", "label": "b"}], "encoding cp1252")
     with pytest.raises(DataError, match="line 2: byte 0xe9 is not UTF-8"):
-        read_records(path, options=ReadOptions(encoding="utf-8"))
+        read_records(path, ReadOptions(encoding="utf-8"))
 
 
 def test_missing_file_is_named(tmp_path):
@@ -267,3 +267,13 @@ def test_answers_without_offsets_are_errors(tmp_path):
     row = {"question": "who?", "context": "Ada wrote it.", "answers": {"text": ["Ada"], "answer_start": []}}
     with pytest.raises(DataError, match="line 1: there are 1 answers and 0 answer_start"):
         read_questions(write(tmp_path / "t.jsonl", json.dumps(row) + "\n"))
+
+
+def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path):
+    paragraph = {"context": "half \ud800", "qas": [{"id": "1", "question": "Who?", "answers": []}]}
+    path = write(tmp_path / "a.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    with pytest.raises(DataError, match=r"question '1': the text holds half of a surrogate pair"):
+        read_questions(path)
+    words = {"words": ["half", "\ud800"], "tags": ["O", "O"]}
+    with pytest.raises(DataError, match=r"line 1: the text holds half of a surrogate pair"):
+        read_records(write(tmp_path / "a.jsonl", json.dumps(words)))

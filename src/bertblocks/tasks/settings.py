@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from bertblocks.core.settings import Count, Positive, Section, Share
+from bertblocks.text.records import ReadOptions
 
 
 class FineTuneSettings(Section):
@@ -44,6 +45,12 @@ class FineTuneSettings(Section):
     """The number of runs, with `seed` and the seeds after it; scores are reported as mean and interval."""
     header: bool | None = None
     """Whether the first row of a csv or tsv file names the columns. None: detect."""
+    delimiter: str | None = None
+    """The delimiter of a csv or tsv file. None: detect."""
+    quote: str | None = None
+    """The quote character of a csv or tsv file, or none. None: detect."""
+    encoding: str | None = None
+    """The encoding of a csv or tsv file. None: detect."""
     micro_batch_size: Count | None = None
     """Examples per process and forward pass; gradients accumulate over the step's batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -53,6 +60,11 @@ class FineTuneSettings(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The decay per step of an exponential moving average of the weights, which is then evaluated and saved."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """How to read a file of examples."""
+        return ReadOptions(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding, header=self.header)
 
     @classmethod
     def takes_text(cls, key: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertblocks.text.columns import choose_columns
-from bertblocks.text.files import format_by_name
+from bertblocks.text.files import bad_characters, format_by_name
 from bertblocks.text.json_files import load_json
 from bertblocks.text.records import DataError
 from bertblocks.text.tables import Records, read_records
@@ -119,6 +119,9 @@ def _read_answers(answers: Any, place: str) -> list[GoldAnswer]:
 
 
 def _check(question: Question) -> None:
+    for text in (question.question, question.context):
+        if problem := bad_characters(text):
+            raise DataError(f"{question.place}: {problem}.")
     for answer in question.answers:
         found = question.context[answer.start : answer.end]
         if answer.start < 0 or found != answer.text:

@@ -62,13 +62,11 @@ def _get_nested(row: dict[str, Any], name: str) -> Any:
         return None
 
 
-def read_records(
-    source: str | Path, header: bool | None = None, named: Collection[str] = (), options: ReadOptions | None = None
-) -> Records:
+def read_records(source: str | Path, options: ReadOptions | None = None, named: Collection[str] = ()) -> Records:
     """Reads a table from a file or from all files that match a glob pattern.
 
-    `header` says whether the first row of a csv, tsv or xlsx file names its columns; None detects it, and a first row
-    with one of the columns `named` is a header. A `source` that is not a file names a dataset, see `load_dataset`.
+    A first row with one of the columns `named` is a header. A `source` that is not a file names a dataset, see
+    `load_dataset`.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -82,8 +80,7 @@ def read_records(
     path = Path(source).expanduser()
     if path.is_dir() or not (path.exists() or glob.has_magic(str(path))):
         return _read_dataset(str(source))
-    options = options or ReadOptions(header=header)
-    tables = [_read_file(file, options, named) for file in find_files([path])]
+    tables = [_read_file(file, options or ReadOptions(), named) for file in find_files([path])]
     return tables[0] if len(tables) == 1 else _join(str(source), tables)
 
 

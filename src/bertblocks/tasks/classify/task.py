@@ -61,7 +61,7 @@ class ClassifyTask(FineTuneTask):
     def read(self, source: str | Path) -> list[TextExample]:
         settings = self.settings
         given = self.given_columns("text", "text_pair", "label")
-        records = read_records(source, settings.header, given.values())
+        records = read_records(source, settings.read_options, given.values())
         columns = choose_columns(records, ["text", "label"], ["text_pair"], given)
         is_main = self.labels is None
         if self.labels is None:

@@ -61,7 +61,7 @@ class EmbedTask(FineTuneTask):
     def read(self, source: str | Path) -> list[EmbeddingExample]:
         settings = self.settings
         given = self.given_columns("text", "text_pair", "negative", "label")
-        records = read_records(source, settings.header, given.values())
+        records = read_records(source, settings.read_options, given.values())
         is_main, self.is_read = not self.is_read, True
         optional = ["negative"] if is_main and settings.loss == "contrast" else ["negative", "label"]
         columns = choose_columns(records, ["text", "text_pair"], optional, given)
