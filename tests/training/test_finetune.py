@@ -429,7 +429,7 @@ def squad(answer: str, start: object) -> str:
         ("tag", "t.conll", "the O\nriver\n", "t.conll line 2: the row has 1 columns, not 2"),
         ("tag", "t.conll", b"the O\nriv\xe9r O\n", "t.conll line 2: byte 0xe9 is not UTF-8"),
         ("tag", "t.conll", "", "t.conll: the file has no sentences"),
-        ("tag", "t.conll", "the O\nriver O\n", "t.conll line 1: from here to the end the only tag is 'O'"),
+        ("tag", "t.conll", "the O\nriver O\n", "t.conll line 1: from here to the end, the only tag is 'O'"),
         ("tag", "t.jsonl", '{"words": ["a", "b"], "tags": ["O"]}\n', "t.jsonl line 1: there are 2 words and 1 tags"),
         (
             "tag",
