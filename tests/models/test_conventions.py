@@ -6,9 +6,17 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
-from bertblocks import BertBlocksConfig, BertBlocksForSequenceClassification, BertBlocksModel, ConfigError
+import bertblocks
+from bertblocks import (
+    BertBlocksConfig,
+    BertBlocksForMaskedLM,
+    BertBlocksForSequenceClassification,
+    BertBlocksModel,
+    ConfigError,
+)
 from bertblocks.models import TASK_MODELS
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
@@ -134,3 +142,41 @@ def test_pairs_of_a_bert_tokenizer_pass_pipelines_and_cross_encoders(tmp_path):
     assert classify({"text": "a", "text_pair": "b a"})["score"] == pytest.approx(expected, abs=1e-5)
     encoder = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
     assert encoder.predict([("a", "b a")]).item() == pytest.approx(expected, abs=1e-5)
+
+
+# ---------------------------------------------------------------------- foreign configs and heads
+
+
+def test_a_config_of_another_family_without_model_type_is_not_taken_for_ours(tmp_path):
+    """The config.json of Google's BERT has no model_type."""
+    config = {"vocab_size": 60, "hidden_size": 32, "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"no model_type, and 'attention_probs_dropout_prob' .* such as \"bert\""):
+        bertblocks.load(tmp_path)
+
+
+def test_a_misspelled_key_without_model_type_keeps_its_hint():
+    with pytest.raises(ConfigError, match=r"'hidden_sise'.*did you mean 'hidden_size'"):
+        BertBlocksConfig.from_dict({"hidden_sise": 32})
+
+
+@pytest.mark.parametrize("kind", ["ours", "theirs"])
+def test_the_base_task_ignores_heads_that_no_class_knows(tmp_path, kind):
+    config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40)
+    ids = torch.tensor([[5, 6, 7]])
+    if kind == "theirs":
+        model, extra = BertForMaskedLM(config), "bert.encoder.layer.7.attention.self.query.weight"
+    else:
+        model, extra = BertBlocksForMaskedLM(tiny_config()), "model.encoder.layers.7.attention.qkv.weight"
+    model.eval().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {"my_head.dense.weight": torch.zeros(2, 32)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, _ = bertblocks.load(tmp_path, task="base")
+    expected = model.base_model(ids).last_hidden_state
+    torch.testing.assert_close(loaded(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises((OSError, ValueError), match=r"my_head\.dense\.weight"):
+        bertblocks.load(tmp_path)
+    save_file(tensors | {extra: torch.zeros(2, 2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises((OSError, ValueError), match=r"layers?\.7\.attention"):
+        bertblocks.load(tmp_path, task="base")

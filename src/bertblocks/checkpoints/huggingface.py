@@ -134,7 +134,7 @@ def _load(
                 f"{label}: {name} has shape {list(tensor.shape)}; its config asks for {list(expected[name].shape)}."
             )
     fresh = _fresh_parts(model, missing, label)
-    family.check_unused(unused, label)
+    family.check_unused(unused, label, task)
     model.load_state_dict(state, strict=False, assign=True)
     for part in fresh.values():
         part.to_empty(device="cpu")

@@ -299,6 +299,12 @@ class BertBlocksConfig(PreTrainedConfig):
 
         Other options pass: transformers' tokenizers hand theirs to the config too.
         """
+        unknown = [key for key in config_dict if not _is_known(KEY_ALIASES.get(key, key))]
+        if "model_type" not in config_dict and len(unknown) > 1:
+            raise ConfigError(
+                f"There is no model_type, and {unknown[0]!r} and {len(unknown) - 1} more are not keys of "
+                'BertBlocksConfig: if this is the config of another family, add its model_type, such as "bert".'
+            )
         overrides = canonical({key: options.pop(key) for key in list(options) if _names_own_key(key)})
         check_labels(options)
         count = options.get("num_labels")

@@ -29,8 +29,14 @@ def find_fresh_heads(model: PreTrainedModel, missing: Collection[str]) -> tuple[
 
 
 def is_head_tensor(name: str, model: PreTrainedModel) -> bool:
-    """Whether a tensor belongs to a head of some task, not necessarily to one of `model`."""
-    return _head_of(name, model) is not None
+    """Whether a tensor of a checkpoint belongs to a head of some task, not necessarily to one of `model`.
+
+    An encoder does not need heads, so it accepts those that BertBlocks does not know, too.
+    """
+    if _head_of(name, model) is not None:
+        return True
+    encoder_parts = {model.base_model_prefix, *(part for part, _ in model.base_model.named_children())}
+    return model is model.base_model and name.split(".")[0] not in encoder_parts
 
 
 def _head_of(name: str, model: PreTrainedModel) -> str | None:

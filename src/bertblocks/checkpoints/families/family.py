@@ -290,11 +290,16 @@ class Family:
             name = re.sub(old, new, name)
         return name.removeprefix(self.prefix + ".")
 
-    def check_unused(self, names: set[str], label: str) -> None:
-        """Raises an error for a tensor of theirs that is neither used, nor part of another task's head, nor ignored."""
+    def check_unused(self, names: set[str], label: str, task: str) -> None:
+        """Raises an error for a tensor of theirs that is neither used, nor part of another task's head, nor ignored.
+
+        The task base does not need heads, so heads that no task knows are ignored as well.
+        """
+        encoder_parts = {stem.split(".")[0] for rule in self.encoder_rules for stem in rule.theirs}
         heads = [stem for rules in self.head_rules.values() for rule in rules for stem in rule.theirs]
         for name in sorted(names):
             is_head = any(name == stem or name.startswith(stem + ".") for stem in heads)
+            is_head = is_head or (task == "base" and name.split(".")[0] not in encoder_parts)
             if not is_head and not any(re.search(pattern, name) for pattern in self.ignored):
                 raise ValueError(f"{label}: {name!r} has no place in a {self.name} model with this config.")
 
