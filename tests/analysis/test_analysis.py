@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory against what torch counts on real models; tree and diagram against the config."""
+"""Parameters, FLOPs and memory against torch's counts on real models; tree and diagram against the config."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_flops_are_those_that_torch_counts(architecture, task):
 @pytest.mark.parametrize("num_global_tokens", [0, 1, 3, 50])
 @pytest.mark.parametrize("half_window", [None, 0, 1, 4, 100])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 9, 30])
-def test_visible_pairs_are_those_that_one_counts_by_hand(length, half_window, num_global_tokens):
+def test_visible_pairs_equal_a_count_by_hand(length, half_window, num_global_tokens):
     pairs = sum(
         half_window is None or abs(i - j) <= half_window or min(i, j) < num_global_tokens
         for i in range(length)
@@ -162,7 +162,7 @@ def test_cost_per_token_divides_by_the_length():
 
 
 def kept_by_autograd(model, run) -> int:
-    """Bytes of activations that a real forward pass keeps."""
+    """Returns the bytes of activations that a real forward pass keeps."""
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -188,7 +188,7 @@ def test_training_memory_is_what_autograd_keeps(config, task):
     )
 
 
-def test_masked_lm_training_keeps_labelled_rows_of_the_head_only():
+def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head():
     config = tiny_config(vocab_size=900, attention_backend="sdpa")
     ids = torch.ones(1, 40, dtype=torch.long)
     labels = torch.full_like(ids, -100)
@@ -232,7 +232,7 @@ def test_memory_of_attention_grows_with_length_not_with_its_square():
     assert inference_bytes(model, 4096) == pytest.approx(8 * inference_bytes(model, 512), rel=0.01)
 
 
-def test_rope_that_scales_with_length_is_counted_and_left_as_it_was():
+def test_rope_that_scales_with_length_is_counted_and_restored():
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     options = {"embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope"}
     scaled, plain = (build(tiny_config(**options, rope_scaling=kind), "base") for kind in (scaling, None))
@@ -252,7 +252,7 @@ def test_usual_lengths_stop_where_learned_positions_do():
 
 
 @pytest.mark.parametrize("length", [0, 61])
-def test_a_length_without_positions_is_refused(length):
+def test_a_length_beyond_the_positions_raises(length):
     with pytest.raises(ConfigError, match=f"length is {length}; it must be from 1 to 60"):
         analyze(tiny_config(position_offset=4), "base", [length])
 
@@ -279,13 +279,13 @@ def test_modernbert_has_a_first_layer_and_two_kinds_of_others():
     assert groups[2].parameters - groups[0].parameters == 768
 
 
-def test_layers_that_differ_in_anything_shown_are_apart():
+def test_layers_that_differ_in_anything_shown_are_separate():
     assert [group.name for group in layer_groups(tiny_config())] == ["0-2"]
     other = tiny_config(layer_overrides={1: {"hidden_act": "silu"}})
     assert [group.name for group in layer_groups(other)] == ["0, 2", "1"]
 
 
-def test_the_tree_leaves_out_what_does_nothing_and_nothing_else():
+def test_the_tree_leaves_out_only_modules_that_do_nothing():
     def kinds(node):
         return {node.kind}.union(*(kinds(child) for child in node.children))
 
@@ -394,7 +394,7 @@ IN, ATTENTION, MLP = "layer0_in", "layer0_attention", "layer0_mlp"
         ),
     ],
 )
-def test_norms_are_drawn_where_they_are(norm_pos, wiring):
+def test_norms_are_drawn_in_their_places(norm_pos, wiring):
     _, edges = read_chart(mermaid(build(tiny_config(norm_pos=norm_pos), "masked-lm")))
     assert set(wiring) <= set(edges)
 
@@ -421,7 +421,7 @@ def test_arrows_between_layers_follow_their_order():
     ]
 
 
-def test_labels_say_what_is_inside():
+def test_labels_describe_the_modules():
     config = tiny_config(
         local_attention=True, num_global_tokens=2, num_kv_heads=2, qk_norm=True, block_pos_enc_kind="rope"
     )

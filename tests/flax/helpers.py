@@ -12,7 +12,7 @@ from bertblocks.flax.inputs import Inputs, Options
 
 
 def segments_of(packed_seqlens: torch.Tensor, length: int) -> np.ndarray:
-    """Torch's lengths of packed rows as the numbers of their tokens' sequences."""
+    """Converts the lengths of packed rows in torch to segment ids."""
     segments = np.zeros((len(packed_seqlens), length), np.int32)
     for row, lengths in enumerate(packed_seqlens.tolist()):
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
@@ -41,7 +41,7 @@ def named_gradients(gradients: nnx.State) -> dict[str, np.ndarray]:
 
 
 def assert_same_gradients(ours: dict[str, np.ndarray], model: torch.nn.Module, tolerance: float = 1e-3) -> None:
-    """Every gradient of torch's, up to a share of the largest."""
+    """Compares every gradient with torch, relative to the largest."""
     theirs = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert ours.keys() == theirs.keys()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values() if gradient is not None)
@@ -52,7 +52,7 @@ def assert_same_gradients(ours: dict[str, np.ndarray], model: torch.nn.Module, t
 
 
 def assert_near(ours, theirs: torch.Tensor, tolerance: float = 1e-4) -> None:
-    """To the tolerance where numbers are up to 1, and to that share of the largest where they are larger."""
+    """Compares with an absolute tolerance up to 1 and relative to the largest number beyond."""
     theirs = theirs.detach().float().numpy()
     assert ours.shape == theirs.shape
     scale = max(1.0, float(np.abs(theirs[np.abs(theirs) < 1e30]).max()))

@@ -1,4 +1,4 @@
-"""Mini BERT gives what the reference gave, the torch side gives the same, and bad input is refused by name."""
+"""Mini BERT matches its reference and torch, and invalid input raises clear errors."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ GOOD = {key: value for key, value in CASES[0].items() if key != "output"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case['seed']}")
-def test_the_reference_gave_the_same(case):
+def test_outputs_match_the_reference(case):
     arguments = {key: value for key, value in case.items() if key != "output"}
     output = mini_bert_forward(**arguments)
     assert output.ndim == 1
@@ -24,8 +24,8 @@ def test_the_reference_gave_the_same(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case['seed']}")
-def test_the_preset_has_the_same_hidden_states_on_both_sides(case):
-    """From the weights of the linen model, which the reference's outputs belong to."""
+def test_the_preset_has_the_same_hidden_states_in_torch_and_jax(case):
+    """Uses the weights of the linen model that gave the reference outputs."""
     sizes = [case[key] for key in ("vocab_size", "d_model", "num_heads", "d_ff", "num_layers")]
     ids = np.array(case["token_ids"], np.int32)
     params = MiniBERT(*sizes).init(jax.random.PRNGKey(case["seed"]), ids)["params"]
@@ -63,11 +63,11 @@ def test_the_preset_has_the_same_hidden_states_on_both_sides(case):
         ({"num_layers": -1}, "num_layers is -1; it must be a whole number of at least 0"),
     ],
 )
-def test_bad_input_is_refused_by_name(changes, message):
+def test_invalid_input_raises_an_error_that_names_it(changes, message):
     with pytest.raises(ValueError, match=message):
         mini_bert_forward(**{**GOOD, **changes})
 
 
-def test_words_are_no_ids():
+def test_words_are_not_ids():
     with pytest.raises(TypeError, match="token_ids holds"):
         mini_bert_forward(**{**GOOD, "token_ids": ["a", "b"]})

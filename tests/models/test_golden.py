@@ -134,7 +134,7 @@ def load(name: str, **options) -> BertBlocksForMaskedLM:
 
 
 def run(model: BertBlocksForMaskedLM, layout: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states and logits of the real tokens, in order."""
+    """Returns the hidden states and logits of real tokens in order."""
     lengths = mask.sum(1)
     flat = ids[mask]
     if layout == "cu_seqlens":
@@ -168,7 +168,7 @@ def test_hidden_states_and_logits_are_those_of_the_reference(name, layout, backe
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batches_of_the_reference_are_ragged(name):
-    """Otherwise the layouts above would not differ."""
+    """Otherwise the layouts above are equal."""
     lengths = load_file(FOLDER / name / "reference.safetensors")["attention_mask"].sum(1).tolist()
     assert len(set(lengths)) == len(lengths)
     assert min(lengths) <= 2
@@ -177,7 +177,7 @@ def test_the_batches_of_the_reference_are_ragged(name):
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_the_logits_of_the_reference_come_from_the_decoder_in_its_file(name):
-    """And not from the token embeddings, whatever `tie_word_embeddings` in its config.json says."""
+    """They do not come from the token embeddings, although config.json has `tie_word_embeddings`."""
     weights = load_file(FOLDER / name / "model.safetensors")
     reference = load_file(FOLDER / name / "reference.safetensors")
     mask = reference["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""The two-headed pretraining model, against transformers' own and against its parts."""
+"""The pretraining model with two heads, against transformers' BERT and against its parts."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def labelled(seed: int = 3) -> dict[str, torch.Tensor]:
 
 
 def test_two_steps_of_training_equal_transformers():
-    """Loss and weights, with its next-sentence label in the place of ours."""
+    """Loss and weights, with the next-sentence label of transformers as order label."""
     sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     theirs = BertForPreTraining(BertConfig(**sizes, **no_dropout, intermediate_size=24)).train()
@@ -63,7 +63,7 @@ def test_totals_are_sums_over_labelled_tokens_and_sequences(training):
     assert (out.prediction_logits is None) == training
 
 
-def test_each_term_alone():
+def test_each_loss_term_works_alone():
     model = BertBlocksForPreTraining(tiny_config()).train()
     batch = labelled()
     both = model(**batch)
@@ -90,7 +90,7 @@ def test_packed_batches_have_a_label_for_each_sequence():
 
 
 @pytest.mark.parametrize("options", [{}, {"pooler": False, "norm_pos": "pre", "tie_word_embeddings": False}], ids=str)
-def test_the_checkpoint_opens_for_both_tasks(tmp_path, options):
+def test_the_checkpoint_loads_for_both_tasks(tmp_path, options):
     model = BertBlocksForPreTraining(tiny_config(**options)).eval()
     model.save_pretrained(tmp_path)
     batch = labelled()

@@ -49,14 +49,14 @@ PATHS = ["torch", pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL
 
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch):
-    """Each test that uses it runs on both ways to compute."""
+    """Runs each test that uses it with both kernels."""
     if request.param == "torch":
         monkeypatch.setattr(layers, "find_kernel", lambda: KernelError("not in this test"))
     return request.param
 
 
 def exact_linear(x: torch.Tensor, layer: QuantizedLinear) -> np.ndarray:
-    """The definition, one row at a time, in integers and double precision."""
+    """The definition, row by row, in integers and double precision."""
     weight = layer.weight.numpy().astype(np.int64)
     out = np.empty((len(x), layer.out_features))
     for number, row in enumerate(x.numpy()):
@@ -115,7 +115,7 @@ def test_rows_of_any_size(path, scale):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_gives_nan_and_harms_no_other(path, bad):
+def test_a_row_that_is_not_finite_gives_nan_and_leaves_others_alone(path, bad):
     layer = QuantizedLinear.from_linear(torch.nn.Linear(40, 8))
     x = torch.randn(3, 40)
     expected = layer(x)
@@ -199,7 +199,7 @@ def test_every_family_and_head(name, task, tmp_path):
 
 
 def assert_near_and_kept(model, reference_model, folder: Path) -> None:
-    """Quantised, a model is near its reference, and saved, it opens as the same."""
+    """Checks that a quantized model is near its reference and loads unchanged after saving."""
     ids, mask = pad_ids([row.clamp(min=2) for row in ragged_ids([40, 9, 17, 1], vocab_size=90)])
     with torch.no_grad():
         expected = reference_model(ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1][mask == 1]
@@ -230,7 +230,7 @@ def test_a_text_does_not_depend_on_its_batch(path):
         torch.testing.assert_close(together[row, : len(text)], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_both_paths_give_one_model(monkeypatch):
+def test_both_kernels_give_the_same_model(monkeypatch):
     model = BertBlocksForMaskedLM(tiny_config(norm_pos="pre", mlp_type="glu")).quantize("int8")
     ids = torch.randint(1, 60, (3, 20))
     expected = model(ids).logits
@@ -238,7 +238,7 @@ def test_both_paths_give_one_model(monkeypatch):
     assert F.cosine_similarity(model(ids).logits, expected, dim=-1).min() > 0.9999
 
 
-def test_what_stays_as_it_is():
+def test_embeddings_and_output_layers_are_not_quantized():
     config = tiny_config(num_labels=3)
     model = BertBlocksForSequenceClassification(config).quantize("int8")
     kinds = {name: type(module) for name, module in model.named_modules()}
@@ -249,7 +249,7 @@ def test_what_stays_as_it_is():
     assert kinds["model.encoder.layers.2.mlp"] is QuantizedMLP
 
 
-def test_a_tied_decoder_gets_bytes_of_its_own(tmp_path):
+def test_a_tied_decoder_gets_its_own_int8_weights(tmp_path):
     model = BertBlocksForMaskedLM(tiny_config()).eval()
     ids = torch.randint(1, 60, (2, 12))
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_a_tied_decoder_gets_bytes_of_its_own(tmp_path):
     assert F.cosine_similarity(half(ids).logits.float(), expected, dim=-1).min() > 0.98
 
 
-def test_weights_that_are_loaded_later_count(path):
+def test_weights_loaded_later_are_used(path):
     first, second = (BertBlocksModel(tiny_config()).quantize("int8") for _ in range(2))
     ids = torch.randint(1, 60, (2, 12))
     before = first(ids).last_hidden_state
@@ -287,11 +287,11 @@ def test_masked_diffusion_fills_in():
 def test_an_int8_model_cannot_be_trained(tmp_path):
     model = BertBlocksForMaskedLM(tiny_config()).quantize("int8")
     model.save_pretrained(tmp_path)
-    for one in (model, BertBlocksForMaskedLM.from_pretrained(tmp_path), BertBlocksForMaskedLM(model.config)):
+    for int8 in (model, BertBlocksForMaskedLM.from_pretrained(tmp_path), BertBlocksForMaskedLM(model.config)):
         with pytest.raises(RuntimeError, match="cannot be trained"):
-            one.train()
-        assert not one.training
-        assert not any(parameter.requires_grad for parameter in one.parameters())
+            int8.train()
+        assert not int8.training
+        assert not any(parameter.requires_grad for parameter in int8.parameters())
     embeddings = torch.randn(1, 4, 32, requires_grad=True)
     with pytest.raises(RuntimeError, match="cannot be trained"):
         model(inputs_embeds=embeddings)
@@ -311,7 +311,7 @@ def test_an_inaccurate_model_stays_unchanged():
 
 
 def test_outliers_below_the_threshold_raise():
-    """One input a million times the others takes all steps of every row, and nothing is left of the rest."""
+    """One input a million times larger than the others uses the whole range, so the rest rounds to 0."""
     model = BertBlocksModel(tiny_config(norm_pos="none", embedding_norm=False, final_norm=False))
     with torch.no_grad():
         model.embedding.token.weight[:, 0] = 1e6
@@ -356,7 +356,7 @@ def test_a_damaged_checkpoint_raises(tmp_path):
 # ---------------------------------------------------------------------- the kernel's making
 
 
-def test_describe_names_what_runs(monkeypatch):
+def test_describe_names_the_kernel(monkeypatch):
     if HAS_KERNEL:
         assert describe() == "int8: C kernel, AVX512-VNNI, 1 thread"
     monkeypatch.setattr(kernel, "find_kernel", kernel.find_kernel.__wrapped__)
@@ -427,7 +427,7 @@ def test_a_real_checkpoint_keeps_its_accuracy(minilm, tmp_path):
     batch = tokenizer(["A cat sleeps on the warm stones.", "Nobody knew."], padding=True, return_tensors="pt")
     mask = batch["attention_mask"] == 1
     with torch.no_grad():
-        ours, expected = (one(**batch).last_hidden_state[mask] for one in (model, theirs))
+        ours, expected = (m(**batch).last_hidden_state[mask] for m in (model, theirs))
     assert F.cosine_similarity(ours, expected).mean() > 0.998
 
 
@@ -446,13 +446,13 @@ def test_the_command_prints_results_and_errors(minilm, tmp_path):
         ([str(tmp_path / "out"), str(tmp_path / "new")], "This model is already quantized to int8."),
         ([str(tmp_path / "none"), str(tmp_path / "new")], "is not a checkpoint folder"),
     ):
-        refused = runner.invoke(app, ["quantize", *arguments])
-        assert refused.exit_code == 1
-        assert message in refused.stderr
+        failed = runner.invoke(app, ["quantize", *arguments])
+        assert failed.exit_code == 1
+        assert message in failed.stderr
         assert not (tmp_path / "new").exists()
     texts.write_bytes(b"\xff\xfe")
-    refused = runner.invoke(app, ["quantize", minilm, str(tmp_path / "new"), "--texts", str(texts)])
-    assert "is not UTF-8 text" in refused.stderr
+    failed = runner.invoke(app, ["quantize", minilm, str(tmp_path / "new"), "--texts", str(texts)])
+    assert "is not UTF-8 text" in failed.stderr
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
@@ -463,7 +463,7 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         quantize_folder(tmp_path / "source", tmp_path / "other", texts=[])
 
 
-def test_language_models_are_measured_with_hidden_tokens(minilm):
+def test_language_models_are_measured_with_masked_tokens(minilm):
     model = from_huggingface(minilm, task="base")
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     config = copy.deepcopy(model.config)
@@ -478,7 +478,7 @@ def test_the_command_has_the_threshold_of_the_library():
     assert inspect.signature(command).parameters["min_cosine"].default == MIN_COSINE
 
 
-def test_accuracy_says_what_moved():
+def test_accuracy_shows_what_moved():
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=3))
     accuracy = quantize(model, min_cosine=0.9)
     assert [(drift.output, drift.meaning) for drift in accuracy.drift] == [

@@ -1,4 +1,4 @@
-"""Embeddings of another width than the layers, and layers that share their weights, by what they must equal."""
+"""Factorized embeddings and layers that share weights, against equivalent models without them."""
 
 import copy
 
@@ -39,7 +39,7 @@ def test_neighbouring_layers_form_groups(layers, groups, order):
 
 
 def unshared(model: BertBlocksModel) -> BertBlocksModel:
-    """The same function with a copy of the weights for every layer."""
+    """Returns the same model with a copy of the weights for every layer."""
     config = BertBlocksConfig(**{**model.config.to_dict(), "num_hidden_groups": model.config.num_hidden_layers})
     copied = BertBlocksModel(config)
     copied.encoder.layers = torch.nn.ModuleList(
@@ -52,12 +52,12 @@ def unshared(model: BertBlocksModel) -> BertBlocksModel:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_shared_layers_compute_what_copies_do_and_their_gradients_add_up(groups, checkpointing):
+def test_shared_layers_equal_copies_and_sum_their_gradients(groups, checkpointing):
     model = BertBlocksModel(tiny_config(num_hidden_layers=5, num_hidden_groups=groups)).double().train()
     copies = unshared(model).double().train()
     if checkpointing:
         model.gradient_checkpointing_enable()
-    shared, apart = (one(IDS, MASK, output_hidden_states=True, output_attentions=True) for one in (model, copies))
+    shared, apart = (m(IDS, MASK, output_hidden_states=True, output_attentions=True) for m in (model, copies))
     assert len(shared.hidden_states) == 6
     assert len(shared.attentions) == 5
     for one, other in zip(
@@ -75,7 +75,7 @@ def test_shared_layers_compute_what_copies_do_and_their_gradients_add_up(groups,
     torch.testing.assert_close(model.embedding.token.weight.grad, copies.embedding.token.weight.grad)
 
 
-def test_sharing_saves_parameters_and_no_work():
+def test_sharing_saves_parameters_but_no_flops():
     one, all_apart = tiny_config(num_hidden_groups=1), tiny_config()
     few, many = (count_parameters(build(config, "base")) for config in (one, all_apart))
     for part in ("attention", "feed-forward"):
@@ -83,7 +83,7 @@ def test_sharing_saves_parameters_and_no_work():
     assert count_flops(build(one, "base"), 20) == count_flops(build(all_apart, "base"), 20)
 
 
-def test_the_anatomy_says_what_is_shared():
+def test_the_analysis_shows_what_is_shared():
     config = tiny_config(num_hidden_groups=1, embedding_size=8)
     assert "3 layers of 32, with the weights of 1," in summarize(config)
     assert "vocabulary 60 of 8" in summarize(config)
@@ -97,7 +97,7 @@ def test_the_anatomy_says_what_is_shared():
 # ---------------------------------------------------------------------- narrow embeddings
 
 
-def test_narrow_embeddings_without_a_norm_are_a_wide_table_of_low_rank():
+def test_factorized_embeddings_without_a_norm_equal_a_low_rank_table():
     """Lookup and projection are linear: tables multiplied out give the same model."""
     options = {"embedding_norm": False, "type_vocab_size": 0}
     narrow = BertBlocksModel(tiny_config(embedding_size=8, **options)).double().eval()
@@ -112,7 +112,7 @@ def test_narrow_embeddings_without_a_norm_are_a_wide_table_of_low_rank():
         torch.testing.assert_close(narrow(IDS, MASK).last_hidden_state, wide(IDS, MASK).last_hidden_state)
 
 
-def test_sizes_of_a_factorised_model():
+def test_sizes_of_a_factorized_model():
     model = BertBlocksForMaskedLM(tiny_config(embedding_size=8))
     embedding = model.model.embedding
     shapes = {name: list(parameter.shape) for name, parameter in embedding.named_parameters()}
@@ -143,7 +143,7 @@ def test_a_projection_between_equal_sizes_is_a_choice():
 
 
 @pytest.mark.parametrize("kind", ["trunc_normal", "megatron", "xavier"])
-def test_the_projection_starts_like_an_embedding_and_not_by_depth(kind):
+def test_the_projection_is_initialized_like_an_embedding(kind):
     config = tiny_config(
         hidden_size=512, embedding_size=256, init_kind=kind, num_hidden_layers=8, initializer_range=0.1
     )
@@ -161,7 +161,7 @@ def test_ngpt_keeps_columns_of_the_projection_on_the_sphere():
     torch.testing.assert_close(norms, torch.ones(8))
 
 
-def test_both_survive_saving_and_a_new_vocabulary(tmp_path):
+def test_sharing_and_factorization_survive_saving_and_resizing(tmp_path):
     model = BertBlocksForMaskedLM(tiny_config(embedding_size=8, num_hidden_groups=2)).eval()
     model.save_pretrained(tmp_path)
     again = BertBlocksForMaskedLM.from_pretrained(tmp_path).eval()
@@ -173,7 +173,7 @@ def test_both_survive_saving_and_a_new_vocabulary(tmp_path):
     assert again.decoder.weight is again.model.embedding.token.weight
 
 
-def test_sizes_that_were_implied_follow():
+def test_implied_sizes_follow_other_keys():
     config = tiny_config()
     config.hidden_size, config.num_hidden_layers = 64, 5
     assert (config.embedding_size, config.embedding_projection, config.num_hidden_groups) == (64, False, 5)
@@ -196,7 +196,7 @@ def test_sizes_that_were_implied_follow():
         ({"classifier_head": "dense", "classifier_head_on_tokens": True, "qa_dropout": 0.0}, 0.3, 0.0),
     ],
 )
-def test_token_heads_have_dropouts_of_their_own(options, tags, spans):
+def test_token_heads_have_their_own_dropout(options, tags, spans):
     config = tiny_config(classifier_dropout=0.3, **options)
     assert BertBlocksForTokenClassification(config).dropout.p == tags
     assert BertBlocksForQuestionAnswering(config).dropout.p == spans
