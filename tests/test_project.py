@@ -1,0 +1,51 @@
+"""The files around the package agree with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import bertblocks
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_version_is_written_once() -> None:
+    assert importlib.metadata.version("bertblocks") == bertblocks.__version__
+    pattern = re.compile(rf'version_*\W+"?{re.escape(bertblocks.__version__)}"?\s*$', re.IGNORECASE | re.MULTILINE)
+    files = [ROOT / "pyproject.toml", ROOT / "CITATION.cff", *(ROOT / "src").rglob("*.py")]
+    assert [file.name for file in files if pattern.search(file.read_text(encoding="utf-8"))] == ["__init__.py"]
+
+
+def test_type_information_is_shipped() -> None:
+    assert (ROOT / "src" / "bertblocks" / "py.typed").is_file()
+
+
+def test_modules_that_the_upgrade_notes_point_to_exist() -> None:
+    table = (ROOT / "UPGRADING.md").read_text(encoding="utf-8").partition("### Modules")[2].partition("###")[0]
+    rows = re.findall(
+        r"^\| `(bertblocks[\w.]*)(\.\*)?`(?:: ([\w, ]+))? \| `(bertblocks[\w.]*?)(?:\.\*)?` \|$", table, re.M
+    )
+    assert len(rows) > 50
+    for old, _, names, new in rows:
+        for target in [f"{new}.{name}" for name in names.split(", ")] if names else [new]:
+            assert importlib.util.find_spec(target), f"{old} is said to be {target} now"
+
+
+def test_every_promise_of_the_security_page_names_its_tests() -> None:
+    table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("| --- | --- |\n")[2].partition("\n\n")[0]
+    assert len(table.splitlines()) >= 10
+    for row in table.splitlines():
+        tests = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert tests, row
+        assert all((ROOT / test).is_file() for test in tests), row
+
+
+@pytest.mark.parametrize("file", [".pre-commit-config.yaml", "CITATION.cff", ".github/workflows/test.yml"])
+def test_project_files_are_yaml(file: str) -> None:
+    assert isinstance(yaml.safe_load((ROOT / file).read_text(encoding="utf-8")), dict)
