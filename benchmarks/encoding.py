@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel
+from torch import Tensor
+from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, PreTrainedModel
 
 import bertblocks
 from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
 from benchmarks.peers import Graphs
 from benchmarks.workload import PROBE, Contender, Goal, Settings, Unavailable, Workload
+from bertblocks import BertBlocksPreTrainedModel
 from bertblocks.analysis import count_flops
 
 PADDED = "transformers sdpa, padded"
@@ -31,13 +33,13 @@ GRAPH_LENGTH = 4096
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
-def build_reference(name: str, layers: int) -> nn.Module:
+def build_reference(name: str, layers: int) -> PreTrainedModel:
     """A transformers model with random weights, the same every time."""
     torch.manual_seed(0)
     if name == "bert-base":
         return BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False).eval()
     kinds = {"local": ["sliding_attention"] * layers, "global": ["full_attention"] * layers}.get(name)
-    options = {} if kinds is None else {"layer_types": kinds}
+    options: dict[str, Any] = {} if kinds is None else {"layer_types": kinds}
     return ModernBertModel(ModernBertConfig(num_hidden_layers=layers, **options)).eval()
 
 
@@ -48,15 +50,15 @@ class Encoders:
         self.name, self.layers, self.settings = name, layers, settings
 
     @cached_property
-    def theirs(self) -> nn.Module:
+    def theirs(self) -> PreTrainedModel:
         return build_reference(self.name, self.layers)
 
     @cached_property
-    def ours(self) -> nn.Module:
+    def ours(self) -> BertBlocksPreTrainedModel:
         return bertblocks.from_huggingface(self.theirs).eval()
 
     @cached_property
-    def ours_int8(self) -> nn.Module:
+    def ours_int8(self) -> BertBlocksPreTrainedModel:
         model = copy.deepcopy(self.ours)
         model.quantize("int8")
         return model
@@ -77,12 +79,12 @@ def get_encoders(name: str, layers: int, settings: Settings) -> Encoders:
     return Encoders(name, settings.layers or layers, settings)
 
 
-def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     with torch.inference_mode():
         return model(**batch).last_hidden_state
 
 
-def in_sorted_batches(model: nn.Module, batch: Batch, size: int) -> Tensor:
+def in_sorted_batches(model: PreTrainedModel, batch: Batch, size: int) -> Tensor:
     """What a careful user of transformers does: sort, run small batches, and restore the order of the input."""
     target = torch.zeros(*batch["input_ids"].shape, model.config.hidden_size)
     for rows, part in sorted_batches(batch, size):
@@ -143,7 +145,7 @@ def encoder_workload(
     )
 
 
-def _bound(model: nn.Module, batch: Batch) -> Callable[[], Tensor]:
+def _bound(model: PreTrainedModel, batch: Batch) -> Callable[[], Tensor]:
     return lambda: hidden_states(model, batch)
 
 

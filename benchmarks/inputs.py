@@ -116,7 +116,7 @@ def sts_pairs(folder: Path | None) -> list[tuple[str, str, float]] | None:
 @cache
 def docstrings() -> list[str]:
     """Real English texts of uneven length that every Python has, parsed from the sources without importing them."""
-    found = {}
+    found: dict[str, None] = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)) and (text := ast.get_docstring(node)):

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, cached_property
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM, PreTrainedModel
 
 import bertblocks
 from benchmarks.inputs import IGNORE, Batch, make_masked_batch, ragged_lengths
 from benchmarks.workload import Contender, Goal, Settings, Unavailable, Workload
+from bertblocks import BertBlocksPreTrainedModel
 from bertblocks.analysis import count_flops
 
 PLAIN, SPARSE, OURS = "transformers sdpa, padded", "transformers sdpa, padded, sparse_prediction", "BertBlocks"
 GRAPHS = "ONNX Runtime, OpenVINO"
 LONGEST = 128
-SIZES = {"hidden_size": 256, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4}
 #: No dropout, so that results can be compared.
-BERT = {"intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-MODERNBERT = {"intermediate_size": 384}
+BERT: dict[str, Any] = {"intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODERNBERT: dict[str, Any] = {"intermediate_size": 384}
 
 
 class MaskedLMs:
@@ -29,7 +31,7 @@ class MaskedLMs:
     def __init__(self, name: str, layers: int) -> None:
         self.name, self.layers = name, layers
 
-    def _build(self, sparse: bool) -> nn.Module:
+    def _build(self, sparse: bool) -> PreTrainedModel:
         torch.manual_seed(0)
         sizes = {**SIZES, "num_hidden_layers": self.layers}
         if self.name == "bert":
@@ -37,15 +39,15 @@ class MaskedLMs:
         return ModernBertForMaskedLM(ModernBertConfig(**sizes, **MODERNBERT, sparse_prediction=sparse)).train()
 
     @cached_property
-    def plain(self) -> nn.Module:
+    def plain(self) -> PreTrainedModel:
         return self._build(sparse=False)
 
     @cached_property
-    def sparse(self) -> nn.Module:
+    def sparse(self) -> PreTrainedModel:
         return self._build(sparse=True)
 
     @cached_property
-    def ours(self) -> nn.Module:
+    def ours(self) -> BertBlocksPreTrainedModel:
         return bertblocks.from_huggingface(self.plain).train()
 
     def flops(self, lengths: list[int], labelled: int) -> float:
@@ -60,12 +62,12 @@ def get_masked_lms(name: str, layers: int) -> MaskedLMs:
     return MaskedLMs(name, layers)
 
 
-def train_step(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def train_step(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """The loss, and the gradient of the token embeddings, which depends on all others."""
     model.zero_grad()
     loss = model(**batch).loss
     loss.backward()
-    return loss.detach(), model.get_input_embeddings().weight.grad
+    return loss.detach(), cast(Any, model.get_input_embeddings()).weight.grad
 
 
 def compared(result: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from benchmarks.inputs import Batch, make_batch, ragged_lengths
 from benchmarks.workload import Unavailable
@@ -53,7 +54,7 @@ class Graphs:
     """One model exported to ONNX with dynamic batch size and length, and what other runtimes build from it."""
 
     def __init__(
-        self, model: nn.Module, name: str, folder: Path, threads: int, calibration: Batch | None = None
+        self, model: PreTrainedModel, name: str, folder: Path, threads: int, calibration: Batch | None = None
     ) -> None:
         self.model, self.name, self.folder, self.threads = model, name, folder, threads
         #: Texts for the activation ranges of static int8.

@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -31,6 +31,7 @@ from bertblocks.training.precision import choose_precision
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
+from bertblocks.training.sections import MaskedLM
 from bertblocks.training.training_plan import TrainingPlan
 
 GOAL = 3.0
@@ -108,7 +109,7 @@ class Pieces(torch.utils.data.Dataset):
 class Watch(TrainerCallback):
     """The time from the end of the first step to the end of the last."""
 
-    def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 1:
             self.started = time.perf_counter()
         self.seconds = time.perf_counter() - self.started
@@ -131,7 +132,8 @@ def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) ->
     recipe = setting.recipe
     mean = sum(len(pieces[index]["input_ids"]) for index in range(0, len(pieces), 50)) / len(range(0, len(pieces), 50))
     steps = 1 + round(tokens / (mean * setting.rows))
-    collator, watch = CountingCollator(setting.texts.tokenizer, recipe.objective.rate), Watch()
+    rate = cast(float, cast(MaskedLM, recipe.objective).rate)  # the demo recipe has one
+    collator, watch = CountingCollator(setting.texts.tokenizer, rate), Watch()
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -141,12 +141,12 @@ def train_theirs(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float
     trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train, callbacks=[watch])
     trainer.pop_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
-    said = trainer.predict(test).predictions
-    gold = [one.target for one in lesson.test_examples]
+    predictions = np.asarray(trainer.predict(cast(Any, test)).predictions)
+    gold = [example.target for example in lesson.test_examples]
     if labels == 1:
-        score = regression_scores(np.array(gold), said[:, 0])["spearman"]
+        score = regression_scores(np.array(gold), predictions[:, 0])["spearman"]
     else:
-        score = float((said.argmax(axis=1) == np.array(gold)).mean())
+        score = float((predictions.argmax(axis=1) == np.array(gold)).mean())
     return (lesson.steps - 1) * BATCH_SIZE / watch.seconds, score
 
 

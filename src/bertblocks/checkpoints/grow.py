@@ -12,7 +12,7 @@ twice changes the function, but far less than a new layer does.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -239,7 +239,7 @@ def _rescale_tied_decoder(large: BertBlocksPreTrainedModel, small: BertBlocksCon
     """Divides the norm before a tied decoder, because dividing the decoder would change the embeddings too."""
     if not large.config.tie_word_embeddings or not hasattr(large, "decoder"):
         return
-    norm = large.base_model.encoder.final_norm if large.head is None else large.head.norm
+    norm: Any = large.base_model.encoder.final_norm if large.head is None else cast(Any, large.head).norm
     index = _tile(small.embedding_size, large.config.embedding_size)
     for parameter in () if norm is None else (norm.weight, norm.bias):
         if parameter is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +141,7 @@ def _load(
         part.to_empty(device="cpu")
         for module in part.modules():
             init_module(module, config)
-        part.to(model.get_input_embeddings().weight.dtype)
+        part.to(cast(Any, model.get_input_embeddings()).weight.dtype)
     model.tie_weights()
     return model.eval(), sorted(fresh), unused
 

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import re
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -37,6 +37,14 @@ class BertBlocksConfig(PreTrainedConfig):
         >>> BertBlocksConfig.from_preset("modernbert-base", num_hidden_layers=4).layer_types
         ['global', 'local', 'local', 'global']
     """
+
+    if TYPE_CHECKING:  # a config of BertBlocks always has labels
+
+        @property
+        def num_labels(self) -> int: ...
+
+        @num_labels.setter
+        def num_labels(self, value: int) -> None: ...
 
     model_type: ClassVar[str] = "bertblocks"
 
@@ -285,7 +293,7 @@ class BertBlocksConfig(PreTrainedConfig):
         return cls(**{**preset, **canonical(overrides)})
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:  # type: ignore[override]
         """As transformers' own, but an option that is neither a key nor about loading is refused."""
         for key, value in options.items():
             # a caller who takes back what is unused sees to it
@@ -414,7 +422,7 @@ class BertBlocksConfig(PreTrainedConfig):
     @property
     def output_attentions(self) -> bool:
         """Any backend will do: weights are computed by the eager one when they are asked for."""
-        return self._output_attentions
+        return bool(self._output_attentions)
 
     @output_attentions.setter
     def output_attentions(self, value: bool) -> None:
@@ -426,7 +434,7 @@ class BertBlocksConfig(PreTrainedConfig):
         return {"eager": "eager", "flash": "flash_attention_2"}.get(getattr(self, "attention_backend", "auto"), "sdpa")
 
     @_attn_implementation.setter
-    def _attn_implementation(self, value: str | None) -> None:
+    def _attn_implementation(self, value: Any) -> None:
         if value is not None:
             self.attention_backend = value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 Block = TypeVar("Block")
@@ -49,5 +49,5 @@ class Registry(Generic[Block]):
             raise KeyError(f"{self.key} is {name!r}; it must be one of {', '.join(self.names())}{nearest(name, self)}.")
         return self._blocks[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)

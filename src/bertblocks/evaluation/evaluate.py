@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,11 @@ def needle(
             return np.array([_fill(predictor.model, sample, list(words.values())) for sample in chosen])
         facts = predictor.encode([fact for sample in chosen for fact in sample.facts]).reshape(len(chosen), 2, -1)
         texts = predictor.encode(
-            [predictor.tokenizer.decode(sample.ids, skip_special_tokens=True) for sample in chosen]
+            [str(predictor.tokenizer.decode(sample.ids, skip_special_tokens=True)) for sample in chosen]
         )
         return (facts * texts[:, None]).sum(-1).argmax(1)
 
-    def make(length: int, depth: float):
+    def make(length: int, depth: float) -> Iterator[Sample]:
         return make_samples(tokenizer, words, mask, length, depth, samples, filler)
 
     return run_needle(score, make, lengths, depths, 1 / len(words) if fills else 0.5)

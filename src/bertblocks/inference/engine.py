@@ -77,7 +77,7 @@ def prepare_model(
             raise ValueError(f"dtype is {dtype}; int8 requires float32.")
         dtype = None
     if device is not None or dtype is not None:  # even a move that changes nothing would reshard FSDP's parameters
-        model = model.to(device=device, dtype=None if is_int8 else dtype)  # type: ignore[call-overload]
+        model = model.to(device=device, dtype=None if is_int8 else dtype)
     if int8 and not is_int8:
         model = model.float().quantize("int8")
     return model.eval()

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 class BertBlocksPreTrainedModel(PreTrainedModel):
     """Base of all models. They are transformers models, so tools for those work with them."""
 
+    if TYPE_CHECKING:  # transformers leaves the types of these open
+
+        @property
+        def base_model(self) -> Any: ...
+
+        def to(self, *args: Any, **options: Any) -> Self: ...  # type: ignore[override]
+
     config_class = BertBlocksConfig
     config: BertBlocksConfig
     base_model_prefix = "model"
@@ -65,7 +72,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             raise RuntimeError("An int8 model cannot be trained: train the fp32 model, then quantize it.")
         return super().train(mode)
 
-    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, **_: Any) -> str | None:
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> Any:
         """Maps transformers' choice of attention kernels to `config.attention_backend`."""
         if attn_implementation == self.config._attn_implementation:
             return attn_implementation
@@ -89,7 +96,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         return super().resize_token_embeddings(new_num_tokens, *args, **options)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **options):  # type: ignore[override]
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         """As in transformers, but a damaged, incomplete or foreign checkpoint raises an error.
 
         A head that the checkpoint lacks as a whole is initialized, and transformers reports it, so that a pretrained
@@ -100,7 +107,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         options["use_safetensors"] = True
         want_info = options.pop("output_loading_info", False)
         try:
-            model, info = super().from_pretrained(
+            loaded: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **options
             )
         except SafetensorError as error:
@@ -111,6 +118,7 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             raise OSError(
                 f"{pretrained_model_name_or_path}: the weights do not have the shapes that the config asks for."
             ) from error
+        model, info = loaded
         _check_complete(model, info, pretrained_model_name_or_path)
         if model.config.quantization is not None:
             model.requires_grad_(False)  # loading creates new parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +97,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                 num_items_in_batch = real if draws_noise else layout.length_tensor.sum().clamp(min=1)
             loss = weighted / num_items_in_batch
         return MaskedLMOutput(
-            loss=loss,
+            loss=cast(Any, loss),
             logits=None if logits is None else layout.scatter(logits),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,

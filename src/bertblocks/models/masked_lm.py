@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -164,7 +164,7 @@ class BertBlocksForMaskedLM(LanguageModel):
             total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
-            loss=loss,
+            loss=cast(Any, loss),
             logits=None if logits is None else layout.scatter(logits),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,

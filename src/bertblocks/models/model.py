@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -150,8 +150,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         hidden, layout = encoded.hidden, encoded.layout
         return BaseModelOutputWithPooling(
-            last_hidden_state=layout.scatter(hidden),
+            last_hidden_state=cast(Any, layout.scatter(hidden)),
             pooler_output=None if self.pooler is None else self.pooler(pool(hidden, layout, "cls")),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            hidden_states=cast(Any, encoded.hidden_states),
+            attentions=cast(Any, encoded.attentions),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
             means = [total / (count if num_items_in_batch is None else num_items_in_batch) for total, count in terms]
             loss = (means[0] + means[1]) / 2
         return QuestionAnsweringModelOutput(
-            loss=loss,
+            loss=cast(Any, loss),
             start_logits=start.contiguous(),
             end_logits=end.contiguous(),
             hidden_states=encoded.hidden_states,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             total, count = self.summed_loss(logits, labels, class_weights)
             loss = total / (count if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+            loss=cast(Any, loss), logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
     def summed_loss(
@@ -109,7 +109,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         """
         logits = upcast(logits)
         weights = None if class_weights is None else class_weights.to(logits)
-        problem = self.config.problem_type
+        problem: str | None = self.config.problem_type
         if problem is None:
             is_class = labels.dtype in (torch.long, torch.int)
             classes = "single_label_classification" if is_class else "multi_label_classification"

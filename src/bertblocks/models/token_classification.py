@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -70,7 +70,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
             total, count = self.summed_loss(logits, layout.real_labels(labels, IGNORE))
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return TokenClassifierOutput(
-            loss=loss,
+            loss=cast(Any, loss),
             logits=layout.scatter(logits),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,

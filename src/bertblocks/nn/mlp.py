@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ class NGPTMLP(GLU):
     The activation is on the first half, as in every GLU here; NeoBERT's files store the halves in the other order.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, **options: Any) -> None:
         super().__init__(hidden_size, intermediate_size, **options)
         self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
         self.gain = math.sqrt(hidden_size)

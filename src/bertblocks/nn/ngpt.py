@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -25,7 +27,7 @@ def unit(x: Tensor) -> Tensor:
 class NGPTAttention(Attention):
     """Attention between unit queries and keys with a learned scale."""
 
-    def __init__(self, *args, **options) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sqk = nn.Parameter(torch.full((self.sizes[0],), NGPT_BASE_SCALE))
         self.scale = self.head_dim**0.5

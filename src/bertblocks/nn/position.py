@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat1
 BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
 
 
-def register_position(name: str, level: str = "block"):
+def register_position(name: str, level: str = "block") -> Callable[[Any], Any]:
     """Decorator that registers a `BlockPosition` (level "block") or an `EmbeddingPosition` (level "embedding")."""
     levels = {"block": BLOCK_POSITIONS, "embedding": EMBEDDING_POSITIONS}
     if level not in levels:

@@ -81,7 +81,7 @@ class FillMaskPipeline(Pipeline[list[list[Filling]]]):
         ]
 
     def _decode(self, token: int) -> str:
-        return self.tokenizer.decode([token]).strip()
+        return cast(str, self.tokenizer.decode([token])).strip()
 
     def postprocess(self, request: Request) -> list[list[Filling]]:
         masks = [mask for output in request.outputs for mask in output]

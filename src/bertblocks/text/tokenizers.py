@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -66,4 +66,4 @@ def load_fast_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
     tokenizer = load_tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(f"The tokenizer of {source} has no tokenizer.json; save it as a fast tokenizer first.")
-    return tokenizer
+    return cast(Any, tokenizer)

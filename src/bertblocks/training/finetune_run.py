@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -109,7 +109,7 @@ class FinetuneRun:
     def train(self) -> FinetuneResult:
         settings, task, world, model, training = self.settings, self.task, self.world, self.model, self.training
         trainer = Trainer(
-            model=model,
+            model=cast(Any, model),
             task=training,
             optimizers=lambda model: [
                 layered_optimizer(model, training.peak_learning_rate, settings.weight_decay, settings.layer_decay)

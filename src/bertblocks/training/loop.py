@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Trainer:
         self.trackers = (trackers or []) if world.is_main else []
         self.write_extras = write_extras
         self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.keep, run.checkpoints.milestones)
-        self.model: Any = model.to(world.device)
+        self.model: Any = cast(Any, model).to(world.device)
         self.model.config.architectures = [type(model).__name__]
         if run.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()

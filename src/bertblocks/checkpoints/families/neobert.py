@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import yaml
@@ -116,7 +116,7 @@ def prepare(values: dict[str, Any], tensors: dict[str, Tensor] | None) -> dict[s
 
 def _canonical(values: dict[str, Any]) -> dict[str, Any]:
     """The values that are read, in one spelling. Unknown keys and wrong types are errors."""
-    fields, kinds = {item.name for item in dataclasses.fields(NeoBERTConfig)}, own_keys(NeoBERTConfig)
+    fields, kinds = {item.name for item in dataclasses.fields(NeoBERTConfig)}, own_keys(cast(Any, NeoBERTConfig))
     canonical: dict[str, Any] = {}
     for key, value in values.items():
         name = KEY_ALIASES.get(key, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -88,7 +88,7 @@ def unit(x: Array) -> Array:
 class NGPTAttention(Attention):
     """Attention between unit queries and keys under a learned scale (Loshchilov et al., 2024)."""
 
-    def __init__(self, *args, **options) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sqk = nnx.Param(jnp.full(self.num_heads * self.head_dim, NGPT_BASE_SCALE))
         self.scale = self.head_dim**0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -59,7 +59,7 @@ class GLU(MLP):
 class NGPTMLP(GLU):
     """The GLU of nGPT, whose up projection has a learned scale (Loshchilov et al., 2024)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, **options) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, **options: Any) -> None:
         super().__init__(hidden_size, intermediate_size, **options)
         self.suv = nnx.Param(jnp.ones(2 * intermediate_size))
         self.gain = math.sqrt(hidden_size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -148,7 +149,7 @@ class ChunkedAttention(torch.autograd.Function):
     """`attend_chunks` with gradients. The backward pass recomputes the weights, so memory is linear in tokens."""
 
     @staticmethod
-    def forward(ctx, q, k, v, chunks, scale, dropout):  # type: ignore[override]
+    def forward(ctx: Any, q: Any, k: Any, v: Any, chunks: Any, scale: Any, dropout: Any) -> Any:  # type: ignore[override]
         ctx.save_for_backward(q, k, v)
         out = _attend(q, k, v, chunks, scale, dropout)
         if not _is_isolated(chunks, out):
@@ -159,7 +160,7 @@ class ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
         inputs = (*ctx.saved_tensors, gradient)
         gradients = _gradients(inputs, ctx.chunks, ctx.scale, ctx.dropout)
         # whatever is not finite reaches the gradient of the queries

@@ -96,12 +96,12 @@ class OneDnnLinear(torch.autograd.Function):
     """`linear` with gradients that are differentiable themselves."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):  # type: ignore[override]
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:  # type: ignore[override]
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class ClassificationPipeline(Pipeline[Classification]):
         self.top_k = top_k
         self.threshold = threshold
         config = model.config
-        self.labels = [config.id2label[index] for index in range(config.num_labels)]
+        self.labels = [cast(dict[int, str], config.id2label)[index] for index in range(config.num_labels)]
         default = "regression" if config.num_labels == 1 else "single_label_classification"
         self.problem = config.problem_type or default
 

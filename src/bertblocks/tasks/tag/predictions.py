@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class TaggingPipeline(Pipeline[list[Tagged]]):
     ) -> None:
         super().__init__(model, splitter)
         config = model.config
-        self.labels = [config.id2label[index] for index in range(config.num_labels)]
+        self.labels = [cast(dict[int, str], config.id2label)[index] for index in range(config.num_labels)]
         has_entities = find_scheme([self.labels]) != "plain"
         self.level = level or ("entities" if has_entities else "words")
         if self.level not in LEVELS:
