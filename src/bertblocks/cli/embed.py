@@ -28,7 +28,7 @@ def embed(
         Roles([("text",)]),
         header={"embedding": 36, "text": 0},
         to_rows=lambda item, vector: [(_abbreviate(vector), item)],
-        to_json=lambda item, vector: {"text": item, "embedding": [round(float(number), 7) for number in vector]},
+        to_json=lambda item, vector: {"text": item, "embedding": vector},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bertblocks.core.console import printable
 from bertblocks.core.log import logger
 
 #: Wide enough that nothing is truncated or wrapped when a program reads the output.
@@ -24,7 +26,11 @@ class _EchoHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         note = "note: " if record.levelno >= logging.WARNING else ""
-        typer.echo(f"bertblocks: {note}{record.getMessage()}", err=True)
+        typer.echo(printable(f"bertblocks: {note}{record.getMessage()}"), err=True)
+
+
+#: Control characters that JSON does not escape by itself.
+_C1_CONTROL = re.compile(r"[\x7f-\x9f]")
 
 
 def show_log() -> None:
@@ -39,6 +45,19 @@ def make_console() -> Console:
     if not console.is_terminal:
         console = Console(markup=False, emoji=False, highlight=False, width=PIPE_WIDTH)
     return console
+
+
+def to_json_line(value: Any, digits: int | None = None) -> str:
+    """Writes a value as one line of JSON; `digits` rounds arrays. Control characters are escaped."""
+
+    def convert(other: Any) -> Any:
+        if not hasattr(other, "tolist"):
+            return str(other)
+        numbers = other.tolist()
+        return numbers if digits is None else [round(number, digits) for number in numbers]
+
+    line = json.dumps(value, ensure_ascii=False, default=convert)
+    return _C1_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def print_json(value: Any) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
+import itertools
 import shutil
 import sys
 import typing
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bertblocks.cli.output import to_json_line
 from bertblocks.cli.source import fail
+from bertblocks.core.console import printable
 from bertblocks.core.log import logger
-from bertblocks.text.inputs import Roles
+from bertblocks.text.inputs import InputRecord, Roles, read_inputs
 
 if TYPE_CHECKING:
+    from bertblocks.cli.result_file import ResultFile
     from bertblocks.tasks.predictor import Predictor
 
 
@@ -59,6 +63,24 @@ class PredictOptions:
     int8: Annotated[bool, typer.Option("--int8", help="Run linear layers in int8: faster, slightly less exact.")] = (
         False
     )
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write results and the input's columns to FILE.jsonl, .csv, .parquet or .npy (embeddings only); an "
+            "interrupted command resumes when run again.",
+        ),
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")] = None
+    on_error: Annotated[
+        Literal["stop", "skip"], typer.Option("--on-error", help="How to handle inputs that cannot be used.")
+    ] = "stop"
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; by default a GPU if there is one.")] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="The numbers to compute with; by default what suits the hardware."),
+    ] = None
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the model; by default what suits the machine.")
     ] = None
@@ -67,6 +89,9 @@ class PredictOptions:
         typer.Option("--too-long", help="How to handle texts beyond the model's length; windows overlap."),
     ] = "window"
 
+
+#: How many inputs that cannot be used are shown when they are skipped.
+SHOWN_PROBLEMS = 10
 
 #: The cells of one line of the printed table; the last may be long.
 Row = Sequence[str]
@@ -120,61 +145,134 @@ def predict_command(define: Callable[..., Prediction]) -> Callable[..., None]:
 
 
 def _predict(options: PredictOptions, prediction: Prediction) -> None:
-    """Runs the predictor over the inputs and prints each result as soon as it is computed."""
+    """Runs the predictor over the inputs, and prints or stores each result as soon as it is computed."""
     try:
+        bad = _BadInputs(options.on_error)
+        records, total = get_inputs(options, prediction.roles, bad)
+        file = _open_output(options, prediction) if options.output else None
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always", UserWarning)
-            inputs, total = get_inputs(options, prediction.roles)
             predictor = _open(options)
         for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
             logger.warning(note)
-        # a bar and rows on the same terminal would overwrite each other
-        progress = sys.stderr.isatty() and not sys.stdout.isatty()
-        pending: deque[Any] = deque()
+        done = file.done if file else 0
+        if options.limit is not None:
+            total = options.limit if total is None else min(total, options.limit)
+        pending: deque[tuple[InputRecord, Any]] = deque()
         results = predictor.stream(
             prediction.method,
-            _remember(inputs, pending, prediction.make_input),
-            progress=progress,
-            total=total,
+            _remember(itertools.islice(records, done, options.limit), pending, prediction.make_input),
+            # a bar and rows on the same terminal would overwrite each other
+            progress=sys.stderr.isatty() and (file is not None or not sys.stdout.isatty()),
+            total=None if total is None else max(total - done, 0),
+            return_exceptions=True,
             **prediction.options,
         )
-        if not options.as_json:
+        if not options.as_json and file is None:
             _print_row(list(prediction.header), prediction.header)
-        for result in results:
-            item = pending.popleft()
-            if options.as_json:
-                print(json.dumps(prediction.to_json(item, result), ensure_ascii=False), flush=True)
-                continue
-            for row in prediction.to_rows(item, result):
-                _print_row(row, prediction.header)
+        for index, result in enumerate(results, start=done):
+            record, item = pending.popleft()
+            if isinstance(result, Exception):
+                bad.add(f"{record.location}: {result}" if record.location else str(result))
+            elif file is not None:
+                file.add(index, _make_record(index, record, prediction.to_json(item, result)))
+            elif options.as_json:
+                values = _make_record(index, record, prediction.to_json(item, result))
+                print(to_json_line(values, digits=7), flush=True)
+            else:
+                for row in prediction.to_rows(item, result):
+                    _print_row(row, prediction.header)
         logger.info(f"{predictor.stats}, {predictor.precision}, threads: {predictor.threads}")
+        if bad.count:
+            logger.warning(f"{bad.count:,} inputs were skipped")
+        if file is not None:
+            logger.info(f"{file.finish():,} results are in {options.output}")
     except (OSError, ValueError) as error:
         fail(error)
 
 
+@dataclass
+class _BadInputs:
+    """Inputs that cannot be used: the first ends the command, or all are counted and the first few are shown."""
+
+    on_error: Literal["stop", "skip"]
+    count: int = 0
+
+    def add(self, problem: object) -> None:
+        if self.on_error == "stop":
+            raise ValueError(str(problem))
+        self.count += 1
+        if self.count <= SHOWN_PROBLEMS:
+            logger.warning(f"skipped: {problem}")
+
+
+def _make_record(index: int, record: InputRecord, values: dict[str, Any]) -> dict[str, Any]:
+    """Joins an input's location, its other columns and its result; a column with the name of a result is renamed."""
+    values = {"location": record.location or f"input {index + 1}", **values}
+    columns = {
+        f"input_{name}" if name in values else name: value
+        for name, value in record.columns.items()
+        if not (name in values and isinstance(value, str) and value == values[name])
+    }
+    return {"location": values.pop("location"), **columns, **values}
+
+
+def _open_output(options: PredictOptions, prediction: Prediction) -> ResultFile:
+    from bertblocks.cli.result_file import ResultFile
+
+    assert options.output is not None
+    if options.output.suffix.lower() == ".npy" and prediction.method != "encode":
+        raise ValueError(f"--output is {options.output}; a .npy file holds embeddings only.")
+    changeable = ("output", "as_json", "threads", "on_error", "limit")
+    shared = {name: value for name, value in asdict(options).items() if name not in changeable}
+    return ResultFile(options.output, {"method": prediction.method, **prediction.options, **shared})
+
+
 def _open(options: PredictOptions) -> Predictor:
+    import torch
     import transformers
 
     from bertblocks.tasks.predictor import Predictor
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return Predictor(options.model, int8=options.int8, threads=options.threads, too_long=options.too_long)
+    return Predictor(
+        options.model,
+        device=_check_device(options.device),
+        dtype=None if options.dtype is None else getattr(torch, options.dtype),
+        int8=options.int8,
+        threads=options.threads,
+        too_long=options.too_long,
+    )
 
 
-def _remember(inputs: Iterable[Any], pending: deque[Any], make_input: Callable[[Any], Any]) -> Iterator[Any]:
-    """Keeps inputs until their results are printed."""
-    for item in inputs:
-        made = make_input(item)
-        pending.append(made)
-        yield made
+def _check_device(name: str | None) -> str | None:
+    import torch
+
+    if name is not None:
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ValueError(f"--device is {name!r}, which is not available here ({reason}); cpu always is.") from error
+    return name
+
+
+def _remember(
+    records: Iterable[InputRecord], pending: deque[tuple[InputRecord, Any]], make_input: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """Keeps inputs until their results are there."""
+    for record in records:
+        item = make_input(record.value)
+        pending.append((record, item))
+        yield item
 
 
 def _print_row(row: Row, header: Mapping[str, int]) -> None:
     *cells, last = row
     widths = list(header.values())
     line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
-    line = f"{line}  {' '.join(last.split())}" if cells else last
+    line = printable(f"{line}  {' '.join(last.split())}" if cells else last)
     if sys.stdout.isatty():
         line = line[: shutil.get_terminal_size().columns]
     print(line.rstrip(), flush=True)
@@ -183,9 +281,8 @@ def _print_row(row: Row, header: Mapping[str, int]) -> None:
 # ---------------------------------------------------------------------- inputs
 
 
-def get_inputs(options: PredictOptions, roles: Roles) -> tuple[Iterable[Any], int | None]:
+def get_inputs(options: PredictOptions, roles: Roles, bad: _BadInputs) -> tuple[Iterable[InputRecord], int | None]:
     """Returns the inputs and, if it is known, their number."""
-    from bertblocks.text.inputs import read_inputs
     from bertblocks.text.lines import Lines
     from bertblocks.text.records import ReadOptions
 
@@ -197,11 +294,14 @@ def get_inputs(options: PredictOptions, roles: Roles) -> tuple[Iterable[Any], in
         for option, values in (("--column", options.column), ("--read", options.read)):
             if values:
                 raise ValueError(f"{option} requires --file.")
-        return (Lines(None), None) if texts == ["-"] else (texts, len(texts))
-    inputs = read_inputs(files, roles, columns, ReadOptions.parse(options.read or []))
+        if texts == ["-"]:
+            return (InputRecord(text, "") for text in Lines(None)), None
+        return (InputRecord(text, "") for text in texts), len(texts)
+    on_bad = bad.add if options.on_error == "skip" else None
+    inputs = read_inputs(files, roles, columns, ReadOptions.parse(options.read or []), on_bad)
     for note in inputs.notes:
         logger.info(note)
-    return (record.value for record in inputs), inputs.total
+    return inputs, inputs.total
 
 
 def _parse_columns(columns: list[str], roles: Roles) -> dict[str, str]:

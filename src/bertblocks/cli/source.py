@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from bertblocks.core.console import printable
+
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
@@ -25,7 +27,7 @@ def fail(message: object) -> NoReturn:
     """Ends the command with one sentence on stderr and exit code 1, or silently if the reader of a pipe has left."""
     if isinstance(message, BrokenPipeError):
         raise message
-    typer.echo(f"bertblocks: {' '.join(str(message).split())}", err=True)
+    typer.echo(printable(f"bertblocks: {' '.join(str(message).split())}"), err=True)
     raise typer.Exit(1)
 
 

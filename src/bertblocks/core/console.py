@@ -1,6 +1,8 @@
-"""Progress bars on stderr."""
+"""Progress bars on stderr, and text that is safe to print."""
 
 from __future__ import annotations
+
+import re
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
@@ -13,3 +15,16 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
     file or a pipe.
     """
     return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Escapes control characters other than newlines and tabs, so that data cannot send commands to a terminal.
+
+    Example:
+        >>> printable("\x1b[31mred")
+        '\\\\x1b[31mred'
+    """
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

@@ -1,0 +1,157 @@
+"""Results in files: rows keep their columns, bad rows can be skipped, and interrupted runs resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from bertblocks import Predictor
+from bertblocks.cli.result_file import ResultFile
+from tests.cli.test_predict import folders, run, run_json  # noqa: F401
+
+ROWS = [
+    {"id": "a7", "text": "plain words", "score": 3},
+    {"id": "b2", "text": "two here", "score": None},
+    {"id": "c9", "text": "leading words are here", "score": 5},
+]
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def read_jsonl(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rows_keep_their_columns_and_location(folders, table, tmp_path):  # noqa: F811
+    output = tmp_path / "out.jsonl"
+    printed = run_json("classify", folders["classify"], "--file", table)
+    result = run("classify", folders["classify"], "--file", table, "--output", output)
+    assert result.stdout == ""
+    assert f"3 results are in {output}" in result.stderr
+    found = read_jsonl(output)
+    assert found == printed
+    assert [row["id"] for row in found] == ["a7", "b2", "c9"]
+    assert [row["score"] for row in found] == [3, None, 5]
+    assert [row["location"] for row in found] == [f"{table} line {number}" for number in (1, 2, 3)]
+    expected = Predictor(folders["classify"]).classify([row["text"] for row in ROWS])
+    assert [row["labels"] for row in found] == [result.labels for result in expected]
+    assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_a_column_with_the_name_of_a_result_is_kept(folders, tmp_path):  # noqa: F811
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "plain", "labels": ["mine"], "location": "here"}\n')
+    found = run_json("classify", folders["classify"], "--file", path)[0]
+    assert found["input_labels"] == ["mine"]
+    assert found["input_location"] == "here"
+    assert found["labels"] != ["mine"]
+
+
+def test_every_format_holds_the_same(folders, table, tmp_path):  # noqa: F811
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arguments = ("embed", folders["embed"], "--file", table, "--dtype", "float32", "--device", "cpu", "--output")
+    for ending in ("jsonl", "csv", "parquet", "npy"):
+        run(*arguments, tmp_path / f"out.{ending}")
+    expected = Predictor(folders["embed"], dtype=torch.float32).encode([row["text"] for row in ROWS])
+    vectors = np.load(tmp_path / "out.npy")
+    assert vectors.dtype == np.float32
+    np.testing.assert_array_equal(vectors, expected)
+    np.testing.assert_array_equal(
+        np.float32([row["embedding"] for row in read_jsonl(tmp_path / "out.jsonl")]), expected
+    )
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    np.testing.assert_array_equal(np.float32([row["embedding"] for row in rows]), expected)
+    assert [row["score"] for row in rows] == [3, None, 5]
+    with open(tmp_path / "out.csv", newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    assert [row["id"] for row in cells] == ["a7", "b2", "c9"]
+    np.testing.assert_array_equal(np.float32([json.loads(row["embedding"]) for row in cells]), expected)
+
+
+def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders, tmp_path):  # noqa: F811
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "plain"}\n{"text": null}\n{"text": "words"}\n{oops\n{"text": "here"}\n')
+    result = run("embed", folders["embed"], "--file", path, "--json", expect=1)
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["plain"]
+    assert f"{path} line 2" in result.stderr
+    result = run("embed", folders["embed"], "--file", path, "--json", "--on-error", "skip")
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["plain", "words", "here"]
+    assert "2 inputs were skipped" in result.stderr
+    assert f"{path} line 4" in result.stderr
+
+
+def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders, tmp_path):  # noqa: F811
+    path = tmp_path / "in.txt"
+    path.write_text("plain [MASK]\nwords\ntwo [MASK]\n")
+    result = run("fill-mask", folders["fill-mask"], "--file", path, "--json", expect=1)
+    assert len(result.stdout.splitlines()) == 1
+    assert f"{path} line 2: Text 1 does not contain [MASK]." in result.stderr
+    result = run("fill-mask", folders["fill-mask"], "--file", path, "--json", "--on-error", "skip")
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_a_limit_ends_the_run(folders, table):  # noqa: F811
+    assert len(run_json("embed", folders["embed"], "--file", table, "--limit", "2")) == 2
+
+
+def test_an_interrupted_run_resumes(folders, table, tmp_path, monkeypatch):  # noqa: F811
+    output, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    run("classify", folders["classify"], "--file", table, "--output", whole)
+    add = ResultFile.add
+
+    def stop(self, index, record):
+        if index == 2:
+            raise KeyboardInterrupt
+        add(self, index, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultFile, "add", stop)
+        run("classify", folders["classify"], "--file", table, "--output", output, expect=130)
+    assert not output.exists()
+    partial = tmp_path / "out.jsonl.partial"
+    partial.write_bytes(partial.read_bytes() + b'[2, {"loc')  # killed while writing
+    error = run("classify", folders["classify"], "--file", table, "--output", output, "--int8", expect=1).stderr
+    assert f"{partial} belongs to another command" in error
+    result = run("classify", folders["classify"], "--file", table, "--output", output)
+    assert "after 2 inputs" in result.stderr
+    assert "1 texts" in result.stderr
+    for found, expected in zip(read_jsonl(output), read_jsonl(whole), strict=True):
+        assert found.pop("scores") == pytest.approx(expected.pop("scores"), abs=1e-6)
+        assert found == expected
+    error = run("classify", folders["classify"], "--file", table, "--output", output, expect=1).stderr
+    assert f"{output} already exists" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "out.txt"], "it must end in one of .jsonl, .csv, .parquet, .npy."),
+        (["--output", "out.npy"], "a .npy file holds embeddings only."),
+        (["--device", "nonsense"], "--device is 'nonsense', which is not available here"),
+    ],
+)
+def test_wrong_options_are_one_sentence(folders, tmp_path, monkeypatch, options, message):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    assert message in run("classify", folders["classify"], "plain", *options, expect=1).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_escapes_in_data_do_not_reach_the_terminal(folders, tmp_path):  # noqa: F811
+    path = tmp_path / "in.txt"
+    path.write_text("plain \x1b[31m words \x9b31m\n", encoding="utf-8")
+    table = run("classify", folders["classify"], "--file", path)
+    assert "\\x1b[31m words" in table.stdout
+    lines = run("classify", folders["classify"], "--file", path, "--json")
+    assert json.loads(lines.stdout)["text"] == "plain \x1b[31m words \x9b31m"
+    for output in (table.output, lines.output):
+        assert "\x1b" not in output
+        assert "\x9b" not in output
