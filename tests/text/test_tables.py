@@ -14,6 +14,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bertblocks.tasks.labels import find_labels, split_labels
 from bertblocks.text.columns import choose_columns
 from bertblocks.text.conll import read_conll
+from bertblocks.text.hub_datasets import load_dataset
 from bertblocks.text.records import DataError, ReadOptions
 from bertblocks.text.squad import read_questions
 from bertblocks.text.tables import Records, read_records
@@ -277,3 +278,35 @@ def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path):
     words = {"words": ["half", "\ud800"], "tags": ["O", "O"]}
     with pytest.raises(DataError, match=r"line 1: the text holds half of a surrogate pair"):
         read_records(write(tmp_path / "a.jsonl", json.dumps(words)))
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "expected"),
+    [
+        ("glue", None, ("glue", None, "train")),
+        ("glue:mrpc", None, ("glue", "mrpc", "train")),
+        ("glue:mrpc", "test", ("glue", "mrpc", "test")),
+        ("glue:validation", None, ("glue", None, "validation")),
+        ("glue:mrpc:validation", "test", ("glue", "mrpc", "validation")),
+        ("glue::validation", None, ("glue", None, "validation")),
+    ],
+)
+def test_one_rule_for_the_names_of_datasets(monkeypatch, name, split, expected):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda path: ["mrpc", "cola"])
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: (path, config, split))
+    load_dataset.cache_clear()
+    try:
+        assert load_dataset(name, split) == expected
+    finally:
+        load_dataset.cache_clear()
+
+
+def test_splits_of_saved_datasets_are_named_after_the_folder(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    parts = {split: datasets.Dataset.from_dict({"text": [split]}) for split in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    assert read_records(f"{tmp_path}/saved:test").column("text") == ["test"]
+    assert read_records(tmp_path / "saved").column("text") == ["train"]
+    with pytest.raises(DataError, match="`datasets` cannot load it"):
+        read_records(f"{tmp_path}/saved:dev")
