@@ -1,6 +1,6 @@
-"""Writes docs/config.md from the source: the keys, defaults and `#:` comments of src/bertblocks/config/config.py.
+"""Writes docs/config.md from the keys, defaults and `#:` comments in src/bertblocks/config/config.py.
 
-Run it after changing a key: `python docs/generate_config.py`. The source is parsed, not imported.
+Run `python docs/generate_config.py` after changing a key. The script parses the source without importing it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ INTRODUCTION = """\
 
 <!-- docs/generate_config.py writes this page from the comments in src/bertblocks/config/config.py. Edit them there. -->
 
-`BertBlocksConfig()` is BERT-base. Every key below is one step away from it. A key that is not listed here is refused
-with the nearest known name, except for what transformers itself keeps on a config (`num_labels`, `id2label`,
-`label2id`, `problem_type`, `output_hidden_states` and the like).
+`BertBlocksConfig()` is BERT-base; every key below changes one aspect of it. A key that is not listed raises an error
+that suggests the nearest known name. Keys that transformers keeps on every config (`num_labels`, `id2label`,
+`label2id`, `problem_type`, `output_hidden_states` and the like) are accepted too.
 
-A default *implied* follows from other keys, as the last column says. Once the config is made the key holds its value,
-and a saved config lists it. It follows when those keys are changed later, unless it then holds another value than the
-implied one. *Per layer* marks keys that `layer_overrides` may set for one layer.
+An *implied* default follows from other keys, as the last column says. The key gets its value when the config is built,
+and a saved config includes it. If those other keys change later, the key follows, unless you have set it to something
+else. *Per layer* marks keys that `layer_overrides` can set for a single layer.
 """
 
 
@@ -44,7 +44,7 @@ class Section:
 
 
 def read_sections(source: str) -> list[Section]:
-    """The keys of the config class in the order of the file, under their `# ----` titles."""
+    """Return the keys of the config class in source order, grouped by their `# ----` titles."""
     lines = source.splitlines()
     config = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "BertBlocksConfig")
     assert isinstance(config, ast.ClassDef)
@@ -58,7 +58,7 @@ def read_sections(source: str) -> list[Section]:
         elif line.startswith("#: "):
             comment.append(line.removeprefix("#: "))
         elif number in fields:
-            if sections:  # what stands before the first title is no key
+            if sections:  # assignments before the first title are not keys
                 sections[-1].keys.append(_read_key(fields[number], " ".join(comment)))
             comment = []
     return sections
@@ -75,21 +75,21 @@ def _read_key(node: ast.AnnAssign, comment: str) -> Key:
 
 
 def read_constant(path: Path, name: str) -> Any:
-    """The value of a literal that a module assigns to `name`."""
+    """Return the literal that a module assigns to `name`."""
     return ast.literal_eval(_assigned(path, name))
 
 
 def _assigned(path: Path, name: str) -> Any:
-    """What a module assigns to `name`, as a tree."""
+    """Return the syntax tree of what a module assigns to `name`."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return getattr(node, "value", None)
-    raise KeyError(f"{path} assigns nothing to {name}.")
+    raise KeyError(f"{path} does not assign {name}.")
 
 
 def read_choices(path: Path) -> dict[str, list[str]]:
-    """The keys whose values are written out in `CHOICES`; those of a registry are not known before running."""
+    """Return the keys whose values `CHOICES` spells out; values of a registry are only known at run time."""
     choices = {}
     tree = _assigned(path, "CHOICES")
     for key, value in zip(tree.keys, tree.values, strict=True):
@@ -101,9 +101,9 @@ def read_choices(path: Path) -> dict[str, list[str]]:
 
 
 def render() -> str:
-    config, checks = PACKAGE / "config/config.py", PACKAGE / "config/validation.py"
-    per_layer = read_constant(checks, "LAYER_KEYS")
-    choices = read_choices(checks)
+    config, validation = PACKAGE / "config/config.py", PACKAGE / "config/validation.py"
+    per_layer = read_constant(validation, "LAYER_KEYS")
+    choices = read_choices(validation)
     parts = [INTRODUCTION]
     for section in read_sections(config.read_text(encoding="utf-8")):
         rows = []
@@ -116,25 +116,27 @@ def render() -> str:
             )
         parts.append(f"## {section.title}\n\n" + table(("Key", "Type", "Default", "Per layer", "Meaning"), rows))
     parts.append(_render_aliases(PACKAGE / "config/aliases.py"))
-    parts.append(_render_ngpt(checks))
+    parts.append(_render_ngpt(validation))
     return "\n".join(parts)
 
 
-def _render_aliases(spelling: Path) -> str:
-    rows = [(f"`{alias}`", f"`{name}`") for alias, name in read_constant(spelling, "KEY_ALIASES").items()]
-    for key, values in read_constant(spelling, "VALUE_ALIASES").items():
+def _render_aliases(aliases: Path) -> str:
+    rows = [(f"`{alias}`", f"`{name}`") for alias, name in read_constant(aliases, "KEY_ALIASES").items()]
+    for key, values in read_constant(aliases, "VALUE_ALIASES").items():
         rows += [(f'`{key}="{alias}"`', f'`{key}="{value}"`') for alias, value in values.items()]
-    layers = read_constant(spelling, "LAYER_TYPE_ALIASES")
+    layers = read_constant(aliases, "LAYER_TYPE_ALIASES")
     rows += [(f'`"{alias}"` in `layer_types`', f'`"{value}"`') for alias, value in layers.items()]
-    introduction = "Read on input, never written, except that saved configs have transformers' names in `layer_types`."
-    return f"## Other spellings\n\n{introduction}\n\n" + table(("Spelling", "Stands for"), rows)
+    introduction = (
+        "Accepted on input, never written, except that saved configs use transformers' names in `layer_types`."
+    )
+    return f"## Aliases\n\n{introduction}\n\n" + table(("Alias", "Key or value"), rows)
 
 
-def _render_ngpt(checks: Path) -> str:
-    values = read_constant(checks, "NGPT_VALUES")
+def _render_ngpt(validation: Path) -> str:
+    values = read_constant(validation, "NGPT_VALUES")
     rows = [(f"`{key}`", f"`{value!r}`", reason) for key, (value, reason) in values.items()]
     rows.append(("`num_kv_heads`", "`num_attention_heads`", "queries and keys share their scale"))
-    return "## What `ngpt` fixes\n\nWith `ngpt` true any other value is refused.\n\n" + table(
+    return "## Values that `ngpt` requires\n\nWith `ngpt` true, any other value raises an error.\n\n" + table(
         ("Key", "Value", "Because"), rows
     )
 

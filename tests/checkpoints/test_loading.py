@@ -124,7 +124,7 @@ def damage(folder, how: str) -> None:
         ("truncated", "safetensors file is damaged"),
         ("not safetensors", "safetensors file is damaged"),
         ("pickle only", r"model\.safetensors"),
-        ("config key", r"'norm_fnn' is no key of BertBlocksConfig .*did you mean 'norm_fn'"),
+        ("config key", r"'norm_fnn' is not a key of BertBlocksConfig .*did you mean 'norm_fn'"),
         ("missing in the encoder", r"lacks 'model\.encoder\.layers\.1\.attention\.qkv\.weight'"),
         ("half a head", r"lacks 'head\.dense\.bias'"),
         (

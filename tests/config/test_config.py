@@ -1,6 +1,8 @@
 """The config: what it defaults to, what it implies, what it refuses, and how it is kept."""
 
 import json
+import re
+import time
 
 import pytest
 import torch
@@ -400,12 +402,12 @@ def test_a_number_out_of_range_is_refused(key, value, works):
         (
             {"num_hidden_groups": 6, "norm_pos": "pre", "first_attention_norm": False},
             "first_attention_norm",
-            ["shares its weights with no other"],
+            ["does not share its weights"],
         ),
         (
             {"num_hidden_groups": 6, "local_attention": True, "global_attention_every_n_layers": 3},
             "layer_types",
-            ["layers 0 and 1 share their weights", "one type"],
+            ["layers 0 and 1 share their weights", "the same type"],
         ),
         (
             {"num_hidden_groups": 6, "layer_overrides": {3: {"hidden_act": "silu"}}},
@@ -417,13 +419,13 @@ def test_a_number_out_of_range_is_refused(key, value, works):
         ({"classifier_head_on_tokens": True}, "classifier_head_on_tokens", ["'dense'", "'pooler'"]),
         # ---- nGPT
         ({"ngpt_logit_scale": True}, "ngpt_logit_scale", ["ngpt true"]),
-        ({"ngpt": True, "norm_pos": "pre"}, "norm_pos", ["ngpt needs 'none'"]),
-        ({"ngpt": True, "final_norm": True}, "final_norm", ["ngpt needs False"]),
-        ({"ngpt": True, "parallel_block": True}, "parallel_block", ["ngpt needs False"]),
-        ({"ngpt": True, "mlp_type": "mlp"}, "mlp_type", ["ngpt needs 'glu'"]),
-        ({"ngpt": True, "qk_norm": True}, "qk_norm", ["ngpt needs False"]),
-        ({"ngpt": True, "tie_word_embeddings": True}, "tie_word_embeddings", ["ngpt needs False"]),
-        ({"ngpt": True, "num_kv_heads": 4}, "num_kv_heads", ["ngpt needs 12"]),
+        ({"ngpt": True, "norm_pos": "pre"}, "norm_pos", ["ngpt requires 'none'"]),
+        ({"ngpt": True, "final_norm": True}, "final_norm", ["ngpt requires False"]),
+        ({"ngpt": True, "parallel_block": True}, "parallel_block", ["ngpt requires False"]),
+        ({"ngpt": True, "mlp_type": "mlp"}, "mlp_type", ["ngpt requires 'glu'"]),
+        ({"ngpt": True, "qk_norm": True}, "qk_norm", ["ngpt requires False"]),
+        ({"ngpt": True, "tie_word_embeddings": True}, "tie_word_embeddings", ["ngpt requires False"]),
+        ({"ngpt": True, "num_kv_heads": 4}, "num_kv_heads", ["ngpt requires 12"]),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -1053,3 +1055,38 @@ def test_names_with_a_meaning_cannot_be_registered():
 def test_a_saved_config_holds_keys_and_nothing_else():
     values = BertBlocksConfig().to_dict()
     assert [key for key in values if key.startswith("_")] in ([], ["_name_or_path"])
+
+
+# ---------------------------------------------------------------------- hostile sizes and values
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 10,000."),
+        ({"num_labels": 10**8}, "num_labels is 100000000; it must be at most 1,000,000."),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000; it must be at most 16,777,216."),
+        ({"head_dim": 2**64}, "head_dim is 18446744073709551616; it must be at most 1,048,576."),
+        ({"hidden_size": 10**5000}, "hidden_size is an integer of 16610 bits; it must be at most 1,048,576."),
+    ],
+)
+def test_absurd_sizes_are_rejected_before_anything_is_allocated(options, message):
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        BertBlocksConfig(**options)
+    config = BertBlocksConfig()
+    for key, value in options.items():
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            setattr(config, key, value)
+    assert time.monotonic() - start < 5
+
+
+def test_messages_print_at_most_500_characters_of_a_value():
+    nested: list = ["x" * 1000]
+    for _ in range(12):
+        nested = [nested] * 9  # 9^12 strings, as YAML aliases make them
+    for value in ("x" * 10**6, nested, {"key": nested}, [10**400] * 1000):
+        for options in ({"hidden_size": value}, {"norm_fn": value}, {"unknown": value}, {"rope_scaling": value}):
+            with pytest.raises(ConfigError) as error:
+                BertBlocksConfig(**options)
+            assert len(str(error.value)) < 800

@@ -1,4 +1,4 @@
-"""Other spellings of keys and values, and what is no key of BertBlocks but may stand on a config."""
+"""Aliases of keys and values, and the keys of transformers and its tools that a config also accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from bertblocks.config.validation import ConfigError
 
-#: Other spellings of keys, read and never written.
+#: Aliases of keys, accepted on input and never written.
 KEY_ALIASES = {
     "norm_kind": "norm_pos",
     "norm_qk": "qk_norm",
@@ -16,17 +16,17 @@ KEY_ALIASES = {
     "actv_fn": "hidden_act",
     "attn_implementation": "attention_backend",
 }
-#: Other spellings of values, likewise.
+#: Aliases of values, likewise.
 VALUE_ALIASES = {
     "norm_pos": {"both": "pre_and_post"},
     "norm_fn": {"dynamictanh": "dynamic_tanh"},
     "attention_backend": {"flash_attention_2": "flash"},
 }
-#: transformers' names of the kinds of layers, and back.
+#: transformers' names for layer types, and the reverse.
 LAYER_TYPE_ALIASES = {"full_attention": "global", "sliding_attention": "local"}
 LAYER_TYPE_NAMES = {kind: name for name, kind in LAYER_TYPE_ALIASES.items()}
 
-#: What transformers, its Trainer and its friends keep on any config, beside the keys below.
+#: Keys that transformers, its Trainer and other tools set on any config.
 HOUSEKEEPING = {
     "auto_map",
     "custom_pipelines",
@@ -42,8 +42,7 @@ HOUSEKEEPING = {
     "experts_implementation",
 }
 
-
-#: What `from_pretrained` takes beside keys.
+#: Options of `from_pretrained` that are not config keys.
 LOADING_OPTIONS = {
     "cache_dir",
     "code_revision",
@@ -59,14 +58,14 @@ LOADING_OPTIONS = {
 
 
 def canonical(options: dict[str, Any]) -> dict[str, Any]:
-    """Aliases of keys and values replaced; a key may be given once."""
-    canonical: dict[str, Any] = {}
+    """Replace aliases of keys and values; each key may be given only once."""
+    replaced: dict[str, Any] = {}
     for key, value in options.items():
         name = KEY_ALIASES.get(key, key)
-        if name in canonical or (name != key and name in options):
-            raise ConfigError(f"{key!r} is another name of {name!r}, and both are given; keep {name!r}.")
-        canonical[name] = canonical_value(name, value)
-    return canonical
+        if name in replaced or (name != key and name in options):
+            raise ConfigError(f"{key!r} is an alias of {name!r}, and both are given; keep {name!r}.")
+        replaced[name] = canonical_value(name, value)
+    return replaced
 
 
 def canonical_value(key: str, value: Any) -> Any:

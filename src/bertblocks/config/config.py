@@ -1,4 +1,4 @@
-"""The one config: every choice an encoder is made of, checked when it is made."""
+"""The config of every encoder, validated when it is built."""
 
 import copy
 import dataclasses
@@ -17,18 +17,30 @@ from bertblocks.config.aliases import (
     canonical_value,
 )
 from bertblocks.config.presets import read_preset
-from bertblocks.config.validation import ConfigError, check_config, check_labels, check_type, check_types, own_keys
+from bertblocks.config.validation import (
+    SIZES,
+    ConfigError,
+    check_config,
+    check_labels,
+    check_size,
+    check_sizes,
+    check_type,
+    check_types,
+    check_volume,
+    own_keys,
+)
+from bertblocks.core.messages import short_repr
 from bertblocks.core.registry import nearest
 
-#: The default of keys that take the value which other keys imply.
+#: The default of keys whose value follows from other keys.
 IMPLIED: Any = None
 
 
 class BertBlocksConfig(PreTrainedConfig):
-    """Every choice that makes up an encoder. `BertBlocksConfig()` is BERT-base; each key is one step away from it.
+    """Describes an encoder. `BertBlocksConfig()` is BERT-base; every key changes one aspect of it.
 
-    Unknown keys and values that cannot go together are refused. A key whose default is implied by others holds its
-    value once the config is made, and follows when those others are changed.
+    Unknown keys and contradictory values raise `ConfigError`. A key whose default is implied by other keys gets its
+    value when the config is built, and follows when those keys change.
 
     Example:
         >>> config = BertBlocksConfig(norm_pos="pre", norm_fn="rms", block_pos_enc_kind="rope", num_kv_heads=4)
@@ -49,241 +61,248 @@ class BertBlocksConfig(PreTrainedConfig):
     model_type: ClassVar[str] = "bertblocks"
 
     # ---- sizes
-    #: Rows of the token embedding.
+    #: Number of tokens in the vocabulary.
     vocab_size: int = 30522
-    #: Units of a token's vector between layers.
+    #: Width of the hidden states.
     hidden_size: int = 768
-    #: Width of the token, type and position tables. Implied: hidden_size; another is projected to it, as in ALBERT.
+    #: Width of the token, type and position embeddings, projected to hidden_size if the two differ, as in ALBERT.
+    #: Implied: hidden_size.
     embedding_size: int = IMPLIED
-    #: Layers.
+    #: Number of layers.
     num_hidden_layers: int = 12
-    #: Sets of layer weights. Implied: one per layer; with fewer, runs of neighbouring layers share one, as in ALBERT.
+    #: Number of distinct sets of layer weights. With fewer than one per layer, consecutive layers share a set, as in
+    #: ALBERT. Implied: num_hidden_layers.
     num_hidden_groups: int = IMPLIED
-    #: Query heads of a layer.
+    #: Number of query heads.
     num_attention_heads: int = 12
-    #: Key/value heads: query head h uses number h * num_kv_heads // num_attention_heads. Implied: one per query head.
+    #: Number of key/value heads. Query head h uses head h * num_kv_heads // num_attention_heads. Implied:
+    #: num_attention_heads.
     num_kv_heads: int = IMPLIED
-    #: Units per head. Implied: hidden_size / num_attention_heads.
+    #: Width of a head. Implied: hidden_size / num_attention_heads.
     head_dim: int = IMPLIED
-    #: Width of the feed-forward network; of each half for a GLU.
+    #: Width of the feed-forward network; for a GLU, of each half.
     intermediate_size: int = 3072
-    #: Rows of a learned position table, and the length that RoPE scaling starts from.
+    #: Number of learned positions, and the original length for RoPE scaling.
     max_position_embeddings: int = 512
-    #: Token types; 0 for none.
+    #: Number of token types; 0 for none.
     type_vocab_size: int = 2
 
     # ---- special tokens
-    #: Padding; its embedding starts at 0 and gets no gradient.
+    #: Padding token. Its embedding is initialised to 0 and gets no gradient.
     pad_token_id: int | None = 0
-    #: The start of a text.
+    #: Token at the start of a text.
     bos_token_id: int | None = None
-    #: The end of a text.
+    #: Token at the end of a text.
     eos_token_id: int | list[int] | None = None
-    #: The token that a classifier reads.
+    #: Token that a classifier reads.
     cls_token_id: int | None = None
-    #: The token between two texts.
+    #: Token between two texts.
     sep_token_id: int | None = None
-    #: Needed by masked diffusion, which fills it in.
+    #: Mask token. Masked diffusion and token_dropout require it.
     mask_token_id: int | None = None
 
     # ---- normalisation
-    #: layer, rms, group, deep, dynamic_tanh, or a name given to `register_norm`.
+    #: layer, rms, group, deep, dynamic_tanh, or a name registered with `register_norm`.
     norm_fn: str = "layer"
     #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
-    #: Implied: post, or none for nGPT.
+    #: Implied: post; none for nGPT.
     norm_pos: str = IMPLIED
-    #: Added to the variance that a norm divides by.
+    #: Added to the variance before a norm divides by its root.
     norm_eps: float = 1e-12
-    #: Norms add a bias.
+    #: Whether norms have a bias.
     norm_bias: bool = True
-    #: Groups of channels for norm_fn "group".
+    #: Number of channel groups for norm_fn "group".
     norm_num_groups: int = 32
-    #: A norm on the embeddings. Implied: yes, but not for nGPT.
+    #: Whether the embeddings are normalised. Implied: true; false for nGPT.
     embedding_norm: bool = IMPLIED
-    #: A linear layer from embedding_size to hidden_size after the embeddings. Implied: when the two differ.
+    #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.
     embedding_projection: bool = IMPLIED
-    #: A norm after the last layer. Implied: when norm_pos is pre or sandwich.
+    #: Whether a norm follows the last layer. Implied: true if norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
-    #: False: no norm before the first layer's attention, as in ModernBERT, which has just normalised the embeddings.
+    #: Whether the first layer has a norm before attention. ModernBERT has none: its embeddings are already normalised.
     first_attention_norm: bool = True
-    #: Attention and feed-forward side by side on the same input: x + A(Nx) + F(Nx).
+    #: Whether attention and feed-forward run in parallel on the same input: x + A(Nx) + F(Nx).
     parallel_block: bool = False
 
     # ---- feed-forward
-    #: mlp, glu, or a name given to `register_mlp`. Implied: mlp, or glu for nGPT.
+    #: mlp, glu, or a name registered with `register_mlp`. Implied: mlp; glu for nGPT.
     mlp_type: str = IMPLIED
-    #: Any activation of transformers, or a name given to `register_activation`. Implied: gelu, or silu for nGPT.
+    #: Any activation of transformers, or a name registered with `register_activation`. Implied: gelu; silu for nGPT.
     hidden_act: str = IMPLIED
-    #: A bias in the first matrix of the feed-forward network.
+    #: Whether the up projection of the feed-forward network has a bias.
     mlp_in_bias: bool = True
-    #: A bias in its last matrix.
+    #: Whether the down projection has a bias.
     mlp_out_bias: bool = True
 
     # ---- positions
-    #: Added to the embeddings: learned, sinusoidal, none, or a name given to `register_position`.
+    #: Positions added to the embeddings: learned, sinusoidal, none, or a name registered with `register_position`.
     embd_pos_enc_kind: str = "learned"
-    #: Inside attention: rope, alibi, t5, none, or a name given to `register_position`.
+    #: Positions inside attention: rope, alibi, t5, none, or a name registered with `register_position`.
     block_pos_enc_kind: str = "none"
-    #: Where learned positions start counting: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
+    #: First learned position: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
     position_offset: int = 0
-    #: The base of RoPE's wavelengths.
+    #: Base of RoPE's wavelengths.
     rope_theta: float = 10_000.0
-    #: Theta of local layers. Implied: rope_theta.
+    #: rope_theta of local layers. Implied: rope_theta.
     local_rope_theta: float = IMPLIED
-    #: The share of each head's units that RoPE turns.
+    #: Share of each head's units that RoPE rotates.
     partial_rotary_factor: float = 1.0
-    #: Pairs (2k, 2k + 1) as in NeoBERT, in place of (k, k + d/2).
+    #: Whether RoPE pairs units (2k, 2k + 1), as in NeoBERT, instead of (k, k + d/2).
     rope_interleaved: bool = False
-    #: The precision that RoPE's frequencies are rounded to: float32, float16 as ESM-2's may be, or bfloat16.
+    #: Precision to which RoPE's frequencies are rounded: float32, bfloat16, or float16, as in some ESM-2 checkpoints.
     rope_frequency_dtype: str = "float32"
-    #: transformers' scaling of RoPE, such as {"rope_type": "yarn", "factor": 4.0}, for global layers.
+    #: RoPE scaling of global layers, as in transformers: {"rope_type": "yarn", "factor": 4.0}.
     rope_scaling: dict[str, Any] | None = None
-    #: The same for local layers.
+    #: RoPE scaling of local layers.
     local_rope_scaling: dict[str, Any] | None = None
-    #: Buckets of distances for block_pos_enc_kind "t5", both directions together.
+    #: Number of distance buckets for block_pos_enc_kind "t5", both directions together.
     relative_attention_num_buckets: int = 32
-    #: Where their logarithmic steps end; all that is further away shares a bucket.
+    #: Distance at which the logarithmic buckets end; all larger distances share one.
     relative_attention_max_distance: int = 128
-    #: One table of biases for all layers, as in T5 and MPNet; False: one for each layer.
+    #: Whether all layers share one table of biases, as in T5 and MPNet.
     relative_attention_shared: bool = True
 
     # ---- attention
-    #: A bias in the projection to queries, keys and values.
+    #: Whether the projection to queries, keys and values has a bias.
     attention_qkv_bias: bool = True
-    #: A bias in the projection back.
+    #: Whether the output projection has a bias.
     attention_out_bias: bool = True
-    #: A learned RMSNorm over each head's queries and keys.
+    #: Whether a learned RMSNorm is applied to each head's queries and keys.
     qk_norm: bool = False
-    #: Windows in the layers that are not global.
+    #: Whether layers use sliding windows, except those that global_attention_every_n_layers makes global.
     local_attention: bool = False
-    #: Tokens at a distance of at most half of this see one another: 128 means 64 on either side.
+    #: Window size of local layers: tokens see half of this on either side, so 128 means 64 to the left and right.
     local_attention_window_size: int = 128
-    #: With local_attention, layer i is global if i is a multiple of this. None: all layers are local.
+    #: With local_attention, layer i is global if i is a multiple of this. None makes all layers local.
     global_attention_every_n_layers: int | None = None
-    #: The first tokens of every sequence, which see and are seen by all, in local layers too.
+    #: Number of tokens at the start of every sequence that see and are seen by all others, even in local layers.
     num_global_tokens: int = 0
-    #: "global" or "local" for every layer. Implied by local_attention and global_attention_every_n_layers.
+    #: "global" or "local" for every layer. Implied: from local_attention and global_attention_every_n_layers.
     layer_types: list[str] = IMPLIED
-    #: Layers that differ: {3: {"hidden_act": "silu"}}.
+    #: Keys that differ in single layers: {3: {"hidden_act": "silu"}}.
     layer_overrides: dict[int, dict[str, Any]] | None = None
 
     # ---- nGPT
-    #: Hidden states on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
+    #: Whether hidden states stay on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
     ngpt: bool = False
-    #: Training puts weight matrices back on the sphere after each step, by `renormalize_weights()`.
+    #: Whether training renormalises weight matrices after each step, with `renormalize_weights()`.
     ngpt_renormalize: bool = True
-    #: A learned scale on the logits of nGPT's masked-LM head.
+    #: Whether nGPT's masked-LM head has a learned scale on its logits.
     ngpt_logit_scale: bool = False
 
     # ---- dropout
-    #: After the embeddings and their norm.
+    #: Dropout after the embeddings and their norm.
     embedding_dropout: float = 0.1
-    #: On attention weights.
+    #: Dropout on attention weights.
     attention_dropout: float = 0.1
-    #: On what attention adds to the residual stream.
+    #: Dropout on the output of attention.
     attention_output_dropout: float = 0.1
-    #: Embeddings of mask tokens are 0, and all are scaled as dropout would be, as in ESM-2; in evaluation too.
+    #: Whether embeddings of mask tokens are set to 0 and the others scaled up, as in ESM-2; in evaluation too.
     token_dropout: bool = False
-    #: Inside the feed-forward network, before its second matrix.
+    #: Dropout inside the feed-forward network, before the down projection.
     mlp_dropout: float = 0.0
-    #: On what the feed-forward network adds to the residual stream.
+    #: Dropout on the output of the feed-forward network.
     mlp_output_dropout: float = 0.1
-    #: Before the last linear layer of a classifier.
+    #: Dropout before the final linear layer of a sequence classifier.
     classifier_dropout: float = 0.1
-    #: The same of a token classifier. Implied: classifier_dropout.
+    #: Dropout before the final linear layer of a token classifier. Implied: classifier_dropout.
     token_classifier_dropout: float = IMPLIED
-    #: The same for question answering. Implied: classifier_dropout after a head of its own, else 0 as in BERT.
+    #: Dropout before the final linear layer for question answering. Implied: classifier_dropout if
+    #: classifier_head_on_tokens is true, otherwise 0 as in BERT.
     qa_dropout: float = IMPLIED
-    #: Before the dense layer of a classifier's head.
+    #: Dropout before the dense layer of a classifier head.
     classifier_head_dropout: float = 0.0
 
     # ---- initialisation
-    #: trunc_normal, normal, megatron, xavier, kaiming, deepnet, ngpt. Implied: trunc_normal, or ngpt for nGPT.
+    #: trunc_normal, normal, megatron, xavier, kaiming, deepnet, ngpt. Implied: trunc_normal; ngpt for nGPT.
     init_kind: str = IMPLIED
-    #: The standard deviation of fresh weights.
+    #: Standard deviation of initial weights.
     initializer_range: float = 0.02
-    #: A truncated normal is cut at this many standard deviations.
+    #: Number of standard deviations at which a truncated normal is cut.
     initializer_cutoff_factor: float = 2.0
 
     # ---- heads
-    #: BertBlocksModel ends in BERT's pooler (dense, tanh on the first token).
+    #: Whether BertBlocksModel has BERT's pooler (dense and tanh on the first token).
     pooler: bool = True
-    #: BertBlocksModel can predict which tokens of a protein touch, from its attention weights, as ESM-2 does.
+    #: Whether BertBlocksModel can predict contacts in a protein from its attention weights, as ESM-2 does.
     contact_head: bool = False
-    #: The masked-LM decoder shares its matrix with the token embedding. Implied: yes, but not for nGPT.
+    #: Whether the masked-LM decoder shares its matrix with the token embedding. Implied: true; false for nGPT.
     tie_word_embeddings: bool = IMPLIED
-    #: A dense layer, activation and norm before the masked-LM decoder.
+    #: Whether a dense layer, an activation and a norm come before the masked-LM decoder.
     mlm_head_dense: bool = True
-    #: Its activation. Implied: hidden_act.
+    #: Activation of the masked-LM head. Implied: hidden_act.
     mlm_head_act: str = IMPLIED
-    #: A bias in that dense layer.
+    #: Whether the dense layer of the masked-LM head has a bias.
     mlm_head_bias: bool = True
-    #: A norm after it.
+    #: Whether the masked-LM head has a norm.
     mlm_head_norm: bool = True
-    #: The width of one more dense layer in front of it, as in UltraBERT. None: no such layer.
+    #: Width of an additional dense layer in front of the masked-LM head, as in UltraBERT. None omits it.
     mlm_head_size: int | None = None
-    #: A bias per vocabulary entry in the masked-LM decoder.
+    #: Whether the masked-LM decoder has a bias.
     decoder_bias: bool = True
-    #: What a sequence classifier reads: the first token (cls), or the mean or max of all.
+    #: How a sequence classifier pools tokens: the first token (cls), or the mean or max of all.
     classifier_pooling: str = "cls"
-    #: Before the last linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
+    #: Head before the final linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
     classifier_head: str = "pooler"
-    #: The activation of a dense classifier head.
+    #: Activation of a dense classifier head.
     classifier_head_act: str = "tanh"
-    #: A bias in it.
+    #: Whether a dense classifier head has a bias.
     classifier_head_bias: bool = True
-    #: A norm after it.
+    #: Whether a dense classifier head has a norm.
     classifier_head_norm: bool = False
-    #: The dense head works on every token before they are pooled, as in EuroBERT.
+    #: Whether the dense head is applied to every token before pooling, as in EuroBERT.
     classifier_head_before_pooling: bool = False
-    #: The dense head is used for token classification and question answering too, as in ModernBERT.
+    #: Whether token classification and question answering use the dense head too, as in ModernBERT.
     classifier_head_on_tokens: bool = False
-    #: A bias in the last linear layer of a classifier.
+    #: Whether the final linear layer of a classifier has a bias.
     classifier_bias: bool = True
-    #: Masked diffusion draws its noise level from [diffusion_min_time, 1].
+    #: Lowest noise level of masked diffusion, which draws from [diffusion_min_time, 1].
     diffusion_min_time: float = 1e-3
 
     # ---- quantization
-    #: int8: linear layers with byte weights, for inference; written by `model.quantize`. None: weights as trained.
+    #: int8 for linear layers with int8 weights, for inference only; set by `model.quantize`. None for float weights.
     quantization: str | None = None
 
-    # ---- how it runs (no effect on results)
-    #: The checkpoint family that it was read from, which an export goes back to first.
+    # ---- runtime (no effect on results)
+    #: The checkpoint family that the model was loaded from, which is the default for an export.
     family: str | None = None
-    #: auto, cpu, flash, sdpa, eager, or a name given to `register_backend`.
+    #: auto, cpu, flash, sdpa, eager, or a name registered with `register_backend`.
     attention_backend: str = "auto"
-    #: auto, liger, torch.
+    #: Fused kernels: auto, liger, torch.
     kernel_backend: str = "auto"
-    #: Padding is dropped before the first layer; False keeps it.
+    #: Whether padding is removed before the first layer.
     unpad: bool = True
 
-    # ------------------------------------------------------------------ making
+    # ------------------------------------------------------------------ construction
 
     def __init__(self, **options: Any) -> None:
+        for key, value in options.items():
+            check_volume(key, value)
         options = canonical(options)
-        options.pop("transformers_version", None)  # written anew by every save
+        options.pop("transformers_version", None)  # every save writes the current one
         model_type = options.pop("model_type", self.model_type)
         if model_type != self.model_type:
             raise ConfigError(
-                f"model_type is {model_type!r}; it must be {self.model_type!r} "
+                f"model_type is {short_repr(model_type)}; it must be {self.model_type!r} "
                 "(bertblocks.from_huggingface reads checkpoints of other families)."
             )
         for key, value in options.items():
-            _refuse_unknown(key, value)
+            _check_key(key, value)
         check_labels(options)
         for item in dataclasses.fields(self):
             default = None if item.default is dataclasses.MISSING else item.default
             setattr(self, item.name, options.pop(item.name, default))
         self._read_overrides()
         check_types(self, implied=False)
+        check_sizes(self)
         self.__post_init__(**options)
         self._resolve()
-        self._is_made = True
+        self._is_built = True
         self.validate()
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "BertBlocksConfig":
-        """A known architecture, changed by `overrides`. `preset_names()` lists them.
+        """Build a known architecture with `overrides` applied. `preset_names()` lists the names.
 
         Example:
             >>> BertBlocksConfig.from_preset("mini", norm_fn="rms").norm_fn
@@ -294,18 +313,18 @@ class BertBlocksConfig(PreTrainedConfig):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:  # type: ignore[override]
-        """As transformers' own, but an option that is neither a key nor about loading is refused."""
+        """Like transformers' method, but options that are neither config keys nor loading options raise an error."""
         for key, value in options.items():
-            # a caller who takes back what is unused sees to it
+            # such a caller handles unused options
             if key not in LOADING_OPTIONS and not options.get("return_unused_kwargs"):
-                _refuse_unknown(KEY_ALIASES.get(key, key), value)
+                _check_key(KEY_ALIASES.get(key, key), value)
         return super().from_pretrained(pretrained_model_name_or_path, **options)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
-        """As transformers' own, but keys that override the file are as strict, and imply anew what they imply.
+        """Like transformers' method, but keys that override the file are validated, and the keys they imply follow.
 
-        Other options pass: transformers' tokenizers hand theirs to the config too.
+        Other options pass, because transformers' tokenizers forward theirs to the config.
         """
         unknown = [key for key in config_dict if not _is_known(KEY_ALIASES.get(key, key))]
         if "model_type" not in config_dict and len(unknown) > 1:
@@ -319,24 +338,24 @@ class BertBlocksConfig(PreTrainedConfig):
         if count is not None and count != len(config_dict.get("id2label") or ()):
             # a caller that relabels a classifier does not want the names in the file
             config_dict = {key: value for key, value in config_dict.items() if key not in ("id2label", "label2id")}
-        made = super().from_dict(config_dict, **options)
-        config = made[0] if isinstance(made, tuple) else made
+        built = super().from_dict(config_dict, **options)
+        config = built[0] if isinstance(built, tuple) else built
         for key, value in overrides.items():
             setattr(config, key, value)
         config.validate()
-        return made
+        return built
 
     def to_dict(self) -> dict[str, Any]:
-        """As transformers' own; kinds of layers by its names too, so that its tools can read the file."""
+        """Like transformers' method, with transformers' names for layer types so that its tools can read the file."""
         values = super().to_dict()
-        noted = {key for key in vars(self) if not hasattr(type(self), key) and not _is_known(key)}
-        for key in ("_is_made", *noted):
+        annotations = {key for key in vars(self) if not hasattr(type(self), key) and not _is_known(key)}
+        for key in ("_is_built", *annotations):
             values.pop(key, None)
         values["layer_types"] = [LAYER_TYPE_NAMES.get(kind, kind) for kind in values["layer_types"]]
         return values
 
     def _implied(self) -> dict[str, Any]:
-        """The value of every implied key that follows from the others."""
+        """Return the implied value of every key that has one."""
         every = self.global_attention_every_n_layers
         is_local = [self.local_attention and not (every and i % every == 0) for i in range(self.num_hidden_layers)]
         return {
@@ -360,7 +379,7 @@ class BertBlocksConfig(PreTrainedConfig):
         }
 
     def _resolve(self) -> None:
-        """Fills in the keys that follow from others, and replaces other spellings of values."""
+        """Fill in implied keys and replace aliases of values."""
         for key, value in self._implied().items():
             if getattr(self, key) is None:
                 setattr(self, key, value)
@@ -372,56 +391,61 @@ class BertBlocksConfig(PreTrainedConfig):
             setattr(self, key, None if scaling == {"rope_type": "default"} else scaling)
 
     def _read_overrides(self) -> None:
-        """JSON knows no integer keys, and keys of layers have aliases too."""
+        """Convert layer numbers, which JSON stores as strings, and replace aliases."""
         if not isinstance(self.layer_overrides, dict):
             return
         layers: dict[Any, Any] = {}
         for key, value in self.layer_overrides.items():
             index = int(key) if re.fullmatch(r"\d+", str(key)) else key
             if index in layers:
-                raise ConfigError(f"layer_overrides names layer {index} twice; keep one.")
+                raise ConfigError(f"layer_overrides names layer {index} twice; keep one entry.")
             layers[index] = canonical(value) if isinstance(value, dict) else value
         self.layer_overrides = layers
 
     def for_layer(self, index: int) -> "BertBlocksConfig":
-        """This config with the overrides of one layer applied."""
+        """Return this config with the overrides of one layer applied."""
         layer = copy.copy(self)
         for key, value in (self.layer_overrides or {}).get(index, {}).items():
             setattr(layer, key, value)
         return layer
 
     def layer_group(self, index: int) -> int:
-        """Whose weights a layer has, by ALBERT's rule: its own number unless layers share them."""
+        """Return the index of a layer's weights: its own unless layers share weights, by ALBERT's rule."""
         return int(index / (self.num_hidden_layers / self.num_hidden_groups))
 
     def validate(self) -> None:
-        """Refuses types, values and combinations that make no encoder. Runs on creation, model building and saving."""
+        """Raise `ConfigError` for an invalid config. Runs when a config is built or saved and when a model is built."""
         check_config(self)
 
-    # ------------------------------------------------------------------ fitting into transformers
+    # ------------------------------------------------------------------ integration with transformers
 
     def __setattr__(self, key: str, value: Any) -> None:
-        """Refuses unknown keys. What a changed key implies changes with it, where it had been left as implied."""
+        """Reject unknown keys, and update the keys that this one implies unless they were set explicitly."""
         key = KEY_ALIASES.get(key, key)
         value = canonical_value(key, value)
-        is_made = self.__dict__.get("_is_made")
-        # tools note things on a config, which are not saved; only what looks like a misspelled key is an error
-        if not hasattr(type(self), key) and (not is_made or nearest(key, own_keys(type(self)), cutoff=0.8)):
-            _refuse_unknown(key, value)
-        if not is_made or key not in own_keys(type(self)):
+        check_volume(key, value)
+        is_built = self.__dict__.get("_is_built")
+        # tools annotate configs, and annotations are not saved; only what looks like a misspelled key is an error
+        if not hasattr(type(self), key) and (not is_built or nearest(key, own_keys(type(self)), cutoff=0.8)):
+            _check_key(key, value)
+        if key == "num_labels":
+            check_labels({key: value})
+        if not is_built or key not in own_keys(type(self)):
             super().__setattr__(key, value)
             return
         check_type(key, value, own_keys(type(self))[key])
+        if key in SIZES and value is not None:
+            check_size(key, value)
         before = self._implied()
         super().__setattr__(key, value)
         following = [name for name, implied in before.items() if name != key and getattr(self, name) == implied]
         for name in following:
-            # anew for each: one that follows may itself imply another
+            # recomputed each time, because an updated key may imply another
             super().__setattr__(name, self._implied()[name])
 
     @property
     def output_attentions(self) -> bool:
-        """Any backend will do: weights are computed by the eager one when they are asked for."""
+        """Works with every backend: the eager one computes the weights when they are requested."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -430,7 +454,7 @@ class BertBlocksConfig(PreTrainedConfig):
 
     @property
     def _attn_implementation(self) -> str:
-        """transformers' name of `attention_backend`; backends that it does not have count as its default, sdpa."""
+        """transformers' name for `attention_backend`; backends that it does not have count as its default, sdpa."""
         return {"eager": "eager", "flash": "flash_attention_2"}.get(getattr(self, "attention_backend", "auto"), "sdpa")
 
     @_attn_implementation.setter
@@ -447,10 +471,12 @@ def _is_known(key: str) -> bool:
     return key in FIELD_NAMES or key in HOUSEKEEPING or key.startswith("_")
 
 
-def _refuse_unknown(key: str, value: Any) -> None:
+def _check_key(key: str, value: Any) -> None:
     if not _is_known(key):
         hint = nearest(key, own_keys(BertBlocksConfig))
-        raise ConfigError(f"{key!r} is no key of BertBlocksConfig (its value here is {value!r}){hint}.")
+        raise ConfigError(
+            f"{short_repr(key)} is not a key of BertBlocksConfig (its value is {short_repr(value)}){hint}."
+        )
 
 
 FIELD_NAMES: set[str] = {item.name for item in dataclasses.fields(BertBlocksConfig)}
