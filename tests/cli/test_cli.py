@@ -238,7 +238,10 @@ def test_a_bad_file_is_named_in_one_sentence(tmp_path, content, message, command
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("modernbert-bas", "'modernbert-bas' is not a preset (did you mean 'modernbert-base'?); choose one of bert-base"),
+        (
+            "modernbert-bas",
+            "'modernbert-bas' is not a preset (did you mean 'modernbert-base'?); choose one of bert-base",
+        ),
         ("nowhere/at/all", "nowhere/at/all does not exist; give a preset"),
         ("missing.json", "missing.json does not exist; give a preset"),
         (".", "config.json does not exist."),

@@ -299,7 +299,7 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
         no_rope = getattr(c, key) is not None and "rope" not in kinds
         yield key, no_rope, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
         rounded = getattr(c, key) is not None and c.rope_frequency_dtype != "float32"
-        yield "rope_frequency_dtype", rounded, f"it must be 'float32' if {key} is set"
+        yield "rope_frequency_dtype", rounded, f"it must be 'float32' with {key}"
     no_rope = c.rope_frequency_dtype != "float32" and "rope" not in kinds
     yield "rope_frequency_dtype", no_rope, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
     yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it requires mask_token_id"
