@@ -83,7 +83,7 @@ def test_token_dropout_does_not_depend_on_the_batch(backend):
 
 
 def test_token_dropout_needs_a_mask_token_and_ids():
-    with pytest.raises(ConfigError, match="token_dropout is True; it needs mask_token_id"):
+    with pytest.raises(ConfigError, match="token_dropout is True; it requires mask_token_id"):
         tiny_config(token_dropout=True)
     model = BertBlocksModel(tiny_config(token_dropout=True, mask_token_id=MASK))
     with pytest.raises(ValueError, match="inputs_embeds are given; token_dropout needs input_ids"):
@@ -220,7 +220,7 @@ def test_places_of_dropout():
         ({"is_decoder": True}, "is_decoder is True in this esm config; BertBlocks supports False only"),
         ({"add_cross_attention": True}, "add_cross_attention is True in this esm config"),
         ({"is_folding_model": True}, "is_folding_model is True in this esm config; BertBlocks supports False only"),
-        ({"mask_token_id": None}, "token_dropout is True; it needs mask_token_id"),
+        ({"mask_token_id": None}, "token_dropout is True; it requires mask_token_id"),
         ({"vocab_size": None}, "vocab_size is None"),
     ],
 )
