@@ -192,7 +192,7 @@ HEADS, KV_HEADS, SIZE = 4, 2, 6
 @pytest.mark.parametrize("position", ["none", "rope", "alibi"])
 @torch.no_grad()
 def test_attention_projects_normalises_turns_attends_and_projects(position, qk_norm):
-    """Rows of `qkv` are Q|K|V; queries and keys are normalised per head, then turned; scores are scaled by d^-1/2."""
+    """Rows of `qkv` are Q|K|V; queries and keys are normalized per head, then turned; scores are scaled by d^-1/2."""
     block, x, layout = build_block(
         num_kv_heads=KV_HEADS, head_dim=SIZE, block_pos_enc_kind=position, qk_norm=qk_norm, norm_eps=0.2
     )
@@ -603,7 +603,7 @@ def test_a_block_position_that_is_none_changes_nothing():
     assert not BlockPosition().has_bias
 
 
-# ---------------------------------------------------------------------- initialisation
+# ---------------------------------------------------------------------- initialization
 
 #: The standard deviation of a normal distribution cut at two of its standard deviations, for one of 1.
 CUT_AT_2 = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))

@@ -164,7 +164,7 @@ def test_first_pieces_are_those_of_transformers(sentence):
     features = tagger("A").features([tagged(sentence)], TEXTS, 512)
     encoded = TOKENIZER(sentence, is_split_into_words=True, truncation=True, max_length=512)
     if encoded["input_ids"] != features[0].ids or len(features) > 1:
-        return  # words that only normalisation joins or that outgrow a window are tested below
+        return  # words that only normalization joins or that outgrow a window are tested below
     owners, seen, expected = encoded.word_ids(), set(), []
     for owner in owners:
         expected.append(0 if owner is not None and owner not in seen else -100)

@@ -451,7 +451,7 @@ def test_pairs_keep_their_first_text_whole(tokenizer):
     ],
 )
 @pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
-def test_a_huge_text_is_cut_before_it_is_tokenised(name, text):
+def test_a_huge_text_is_cut_before_it_is_tokenized(name, text):
     tokenizer = TextTokenizer(wrap(name))
     splitter = SequenceSplitter(tokenizer, 32, "truncate", None)
     whole = splitter.split(tokenizer.tokenize([text])[0], 0)

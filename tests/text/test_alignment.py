@@ -36,7 +36,7 @@ NASTY = [
     "\u00a0",
     "don't",
     "U.S.",
-    "ﬁ",  # one character that normalises to two
+    "ﬁ",  # one character that normalizes to two
     "İ",
     "\t",
     "[MASK]",

@@ -31,7 +31,7 @@ def test_the_published_run_of_modernbert_is_what_the_arithmetic_says():
     hours = [phase.hours for phase in made.phases]
     # the recipe's first phase is 1.72T where the hours are given for 1.7T
     assert hours[0] == pytest.approx(194 * 1.72 / 1.7, rel=0.01)
-    # the second and third phase had utilisations of their own: at that of the first they are within a quarter
+    # the second and third phase had utilizations of their own: at that of the first they are within a quarter
     assert hours[1] == pytest.approx(40, rel=0.25)
     assert hours[2] == pytest.approx(12, rel=0.25)
     assert made.hours == pytest.approx(194 + 40 + 12, rel=0.05)

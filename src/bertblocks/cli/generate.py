@@ -110,7 +110,7 @@ class Writer:
         return torch.tensor([tokenizer.cls_token_id, *ids, tokenizer.sep_token_id])
 
     def read(self, text: str) -> Tensor:
-        """Tokenises a text with masks."""
+        """Tokenizes a text with masks."""
         import torch
 
         ids = torch.tensor(self.tokenizer(text)["input_ids"])

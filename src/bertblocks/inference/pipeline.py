@@ -75,7 +75,7 @@ class Pipeline(ABC, Generic[Result]):
 
     @abstractmethod
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
-        """Checks, tokenises and splits inputs number `first`, `first + 1`, ..."""
+        """Checks, tokenizes and splits inputs number `first`, `first + 1`, ..."""
 
     @abstractmethod
     def forward(self, batch: SegmentBatch) -> Sequence[Any]:
@@ -86,7 +86,7 @@ class Pipeline(ABC, Generic[Result]):
         """Makes the result of an input from the outputs of all its segments."""
 
     def tokenize(self, texts: Sequence[str], offsets: bool = False) -> list[TokenizedText]:
-        """Tokenises texts; the end of a text that will be truncated may be left out."""
+        """Tokenizes texts; the end of a text that will be truncated may be left out."""
         return self.splitter.tokenizer.tokenize([self.splitter.shorten(text) for text in texts], offsets)
 
     def warn_if_not_finite(self, values: np.ndarray, request: Request) -> None:

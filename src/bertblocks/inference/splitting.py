@@ -15,7 +15,7 @@ TooLong = Literal["error", "truncate", "window"]
 TOO_LONG: tuple[TooLong, ...] = ("error", "truncate", "window")
 
 
-#: A truncated text is tokenised as a whole up to twice this many characters for each token that the model reads.
+#: A truncated text is tokenized as a whole up to twice this many characters for each token that the model reads.
 CHARACTERS_PER_TOKEN = 32
 
 
@@ -49,7 +49,7 @@ class SequenceSplitter:
         self.overlap = overlap
 
     def shorten(self, text: str) -> str:
-        """Cuts the end off a text that will be truncated, so that a huge text is not tokenised as a whole.
+        """Cuts the end off a text that will be truncated, so that a huge text is not tokenized as a whole.
 
         The prefix doubles until a longer one gives the same first tokens, because a token may stand for any number of
         characters and may depend on those after it.

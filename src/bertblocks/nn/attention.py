@@ -1,4 +1,4 @@
-"""Self-attention: projections, query/key normalisation and positions around a backend."""
+"""Self-attention: projections, query/key normalization and positions around a backend."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.out_dropout = Dropout(out_dropout)
 
     def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Normalise queries and keys and encode their positions."""
+        """Normalize queries and keys and encode their positions."""
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         return self.position.rotate(q, k, layout)

@@ -48,7 +48,7 @@ class Residual(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Attention, then feed-forward; a parallel block (no `mlp_residual`) feeds both the same normalised input.
+    """Attention, then feed-forward; a parallel block (no `mlp_residual`) feeds both the same normalized input.
 
     With `token_indices` the block returns those tokens only: after attention, tokens do not depend on each other.
     """

@@ -20,7 +20,7 @@ register_norm = NORMS.register
 
 @register_norm("layer")
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation (Ba et al., 2016)."""
+    """Layer normalization (Ba et al., 2016)."""
 
     def __init__(self, size: int, eps: float, bias: bool) -> None:
         super().__init__(size, eps=eps, bias=bias)
@@ -36,13 +36,13 @@ class DeepNorm(LayerNorm):
 
     @staticmethod
     def weight_scale(num_layers: int) -> float:
-        """Return the factor on value, attention-output and feed-forward weights at initialisation."""
+        """Return the factor on value, attention-output and feed-forward weights at initialization."""
         return (8 * num_layers) ** -0.25
 
 
 @register_norm("rms")
 class RMSNorm(nn.Module):
-    """Root mean square normalisation (Zhang and Sennrich, 2019), computed in at least fp32."""
+    """Root mean square normalization (Zhang and Sennrich, 2019), computed in at least fp32."""
 
     def __init__(self, size: int, eps: float, bias: bool = False, kernel_backend: str = "torch") -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RMSNorm(nn.Module):
 
 @register_norm("group")
 class GroupNorm(nn.GroupNorm):
-    """Normalises groups of a token's channels separately (Wu and He, 2018)."""
+    """Normalizes groups of a token's channels separately (Wu and He, 2018)."""
 
     def __init__(self, size: int, eps: float, bias: bool, num_groups: int) -> None:
         super().__init__(num_groups, size, eps=eps)

@@ -40,7 +40,7 @@ class Evaluated:
 class FineTuneTask(ABC):
     """A task from files to scores.
 
-    Examples are what a person would recognise, features are what a model reads. Evaluation uses `Predictor`, so it
+    Examples are what a person would recognize, features are what a model reads. Evaluation uses `Predictor`, so it
     measures what users of the model get.
     """
 

@@ -43,7 +43,7 @@ Texts = Iterable[str] | Path
 class Predictor:
     """Runs a model on texts of any number and length: a list, an iterator, or a `Path`, whose lines are the texts.
 
-    Texts are tokenised on all cores while the model runs, sorted by length and run in flat batches of `token_budget`
+    Texts are tokenized on all cores while the model runs, sorted by length and run in flat batches of `token_budget`
     tokens without padding; results come in the order of the texts. Device, threads, dtype and token budget default to
     what suits the machine: `dtype` is bfloat16 where the hardware has units for it. A model object, as opposed to a
     folder, keeps its own dtype. A text of more than `max_length` tokens is an "error", is "truncate"d, or is split into

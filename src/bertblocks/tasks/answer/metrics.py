@@ -13,7 +13,7 @@ from bertblocks.tasks.base import Scores
 
 
 def normalize_answer(text: str) -> str:
-    """Normalises an answer as SQuAD does: lower case, without punctuation, articles and extra spaces.
+    """Normalizes an answer as SQuAD does: lower case, without punctuation, articles and extra spaces.
 
     Example:
         >>> normalize_answer("The  Old, Man!")
@@ -48,7 +48,7 @@ def answering_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, 
     """
     scores: dict[str, list[tuple[float, float]]] = {"": [], "has_answer_": [], "no_answer_": []}
     for question, answers in gold.items():
-        # the official script ignores answers that normalise to nothing
+        # the official script ignores answers that normalize to nothing
         valid = [answer for answer in answers if normalize_answer(answer)] or [""]
         prediction = predicted[question]
         pair = (
