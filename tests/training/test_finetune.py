@@ -20,10 +20,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 from typer.testing import CliRunner
 
-from bertblocks import BertBlocksConfig, BertBlocksModel, finetune
+from bertblocks import BertBlocksConfig, BertBlocksModel, finetune, load
 from bertblocks.cli.main import app
 from bertblocks.core.settings import RecipeError
 from bertblocks.evaluation.evaluate import evaluate
@@ -155,7 +162,7 @@ def test_settings_reach_the_weights(base, files, tmp_path):
 
     def trained(name, **settings):
         finetune("classify", base, files / "classify.csv", output=tmp_path / name, epochs=0.5, **settings)
-        return load_file(tmp_path / name / "model.safetensors")
+        return load(tmp_path / name, "sequence-classification")[0].state_dict()
 
     frozen = trained("frozen", freeze_layers=1)
     for name, values in before.items():
@@ -171,6 +178,26 @@ def test_settings_reach_the_weights(base, files, tmp_path):
     decayed = trained("decayed", layer_decay=0.1)
     moved = {name: (decayed[f"model.{name}"] - values).abs().mean() for name, values in before.items()}
     assert moved["encoder.layers.0.mlp.up.weight"] < 0.3 * moved["encoder.layers.1.mlp.up.weight"]
+
+
+@pytest.mark.parametrize(
+    ("task", "auto_class"),
+    [("classify", AutoModelForSequenceClassification), ("tag", AutoModelForTokenClassification)],
+)
+def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(base, files, tmp_path, task, auto_class):
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    config = BertConfig(len(tokenizer), 32, 2, 2, 48, max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    finetune(task, tmp_path / "bert", files / ALL_TASKS[task], output=tmp_path / "out", epochs=0.5, precision="fp32")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert"
+    theirs = auto_class.from_pretrained(tmp_path / "out").eval()
+    ours = load(tmp_path / "out")[0].eval()
+    inputs = tokenizer(["the stone is blue ."], return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(ours(inputs["input_ids"]).logits, theirs(**inputs).logits, atol=1e-5, rtol=1e-4)
+    assert theirs.config.id2label == ours.config.id2label
 
 
 def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):

@@ -169,6 +169,22 @@ def test_a_model_is_continued_and_grown(recipe, tmp_path):
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "grown" / "model").config.num_hidden_layers == 4
 
 
+def test_sentence_order_is_evaluated(recipe, tmp_path):
+    done = run(recipe, "objective.sentence_order=true", "phases.0.duration=2")
+    assert done.exit_code == 0, done.output
+    assert "sentence-order accuracy" in done.output
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert 0.2 <= metrics["held_out_order_accuracy"] <= 0.8  # two steps do not teach it
+    assert metrics["held_out_order_loss"] == pytest.approx(np.log(2), abs=0.3)
+
+
+def test_implied_keys_are_printed(recipe):
+    """nGPT has its own norms, scales and positions of norms."""
+    done = run(recipe, "model.config.ngpt=true", "model.config.ngpt_renormalize=true", "phases.0.duration=1")
+    assert done.exit_code == 0, done.output
+    assert "model.config implies" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, straigh
     found = make_trainer(tmp_path).checkpoints.find_latest()
     assert found.path is not None
     assert found.path.name == "step-00000020"
-    assert found.problems == [f"{newest} is damaged: model.safetensors is not what was written"]
+    assert found.problems == [f"{newest} is damaged: model.safetensors has changed since it was written"]
     train(tmp_path, dropout=0.1)
     assert_same_run(tmp_path, straight)
 

@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_model
+from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
+from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.ops.cpu import flushed_denormals
@@ -183,8 +184,12 @@ class FinetuneRun:
 
 
 def write_model(folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes a model in the format of a family that transformers reads, or else in BertBlocks' own format."""
     with atomic_entries(folder) as scratch:
-        save_model(model, scratch)
+        try:
+            save_huggingface(model, scratch)
+        except ConfigError:
+            save_model(model, scratch)
         tokenizer.save_pretrained(scratch)
 
 

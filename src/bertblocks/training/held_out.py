@@ -17,7 +17,7 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, cut_chunks, sample_documents
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
-from bertblocks.objectives import MaskedLanguageModeling
+from bertblocks.objectives import MaskedLanguageModeling, SentenceOrder
 from bertblocks.text.vocabulary import Vocabulary
 
 #: Every model is evaluated with this share of tokens replaced by [MASK].
@@ -63,11 +63,24 @@ class UnigramBaseline:
 class HeldOutEvaluator:
     """Scores a model on a fixed sample of held-out texts with fixed masks, which do not depend on the length."""
 
-    def __init__(self, sources: Sequence[Documents], vocabulary: Vocabulary, length: int, tokens: int) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Documents],
+        vocabulary: Vocabulary,
+        length: int,
+        tokens: int,
+        order: SentenceOrder | None = None,
+    ) -> None:
         self.objective = MaskedLanguageModeling(vocabulary, MASK_RATE, mask_share=1.0, random_share=0.0)
         documents = sample_documents(sources, tokens, SEED)
         self.chunks = cut_chunks(documents, length - self.objective.overhead)
         self.batches = self.objective.batch_documents(documents, length, CHUNK_TOKENS, SEED)
+        self.order_batches: list[FlatBatch] = []
+        if order is not None:
+            chunks = cut_chunks(documents, length - order.overhead)
+            per_batch = max(CHUNK_TOKENS // length, 1)
+            starts = range(0, len(chunks), per_batch)
+            self.order_batches = [order.batch([chunks[start : start + per_batch]], SEED) for start in starts]
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -77,7 +90,7 @@ class HeldOutEvaluator:
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Loss and accuracy on the masked tokens."""
+        """Loss and accuracy on the masked tokens, and on the order of segments if the objective trains it."""
         loss, correct, count = 0.0, 0, 0
         for batch in self.batches:
             labels = _labels(batch)
@@ -87,7 +100,20 @@ class HeldOutEvaluator:
             loss += float(F.cross_entropy(upcast(logits), targets, reduction="sum"))
             correct += int((logits.argmax(dim=1) == targets).sum())
             count += len(targets)
-        return {"held_out_loss": loss / max(count, 1), "held_out_accuracy": correct / max(count, 1)}
+        metrics = {"held_out_loss": loss / max(count, 1), "held_out_accuracy": correct / max(count, 1)}
+        return metrics | (self._evaluate_order(model) if self.order_batches else {})
+
+    def _evaluate_order(self, model: Any) -> dict[str, float]:
+        loss, correct, count = 0.0, 0, 0
+        for batch in self.order_batches:
+            batch = batch.to(model.device)
+            logits = model(**batch.inputs).seq_relationship_logits  # [sequences, 2]
+            labels = batch.order_labels
+            assert labels is not None
+            loss += float(F.cross_entropy(upcast(logits), labels, ignore_index=IGNORE, reduction="sum"))
+            correct += int((logits.argmax(dim=1) == labels).sum())
+            count += int((labels != IGNORE).sum())
+        return {"held_out_order_loss": loss / max(count, 1), "held_out_order_accuracy": correct / max(count, 1)}
 
     @torch.no_grad()
     def pseudo_perplexity(self, model: Any, tokens: int) -> float:

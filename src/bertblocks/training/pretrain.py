@@ -10,12 +10,15 @@ import torch
 from rich.console import Console
 
 from bertblocks.analysis import summarize
+from bertblocks.config import BertBlocksConfig
 from bertblocks.core.requirements import require_packages
+from bertblocks.core.settings import show
 from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
+from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.pretraining import write_pretraining_report
 from bertblocks.text.vocabulary import Vocabulary
-from bertblocks.training.build import build_model, build_objectives
+from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
 from bertblocks.training.held_out import FilledMask, HeldOutEvaluator, UnigramBaseline, fill_masks
@@ -81,14 +84,19 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     corpus = prepare_corpus(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
     model = build_model(plan, corpus.tokenizer)
+    objectives = build_objectives(plan, corpus.tokenizer, model.config)
+    vocabulary = Vocabulary.from_tokenizer(corpus.tokenizer)
+    is_ordered = isinstance(objectives[0], SentenceOrder)
     held_out = HeldOutEvaluator(
         corpus.held_out,
-        Vocabulary.from_tokenizer(corpus.tokenizer),
+        vocabulary,
         plan.phases[0].length,
         recipe.run.evaluation.tokens,
+        SentenceOrder(vocabulary, token_types=model.config.type_vocab_size >= 2) if is_ordered else None,
     )
-    objectives = build_objectives(plan, corpus.tokenizer, model.config)
     task = PretrainingTask(plan, corpus.train, objectives, held_out)
+    for line in _implied_keys(recipe, model.config):
+        progress.print(line)
     progress.print(
         f"Model: {sum(parameter.numel() for parameter in model.parameters()):,} parameters. "
         f"Run: {plan.total_steps:,} steps, {plan.total_tokens:,} tokens, {world.size} process(es)."
@@ -114,6 +122,20 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     if outcome.signal is not None:
         return PretrainResult(folder, outcome, world.is_main, {}, [])
     return _finish(recipe, world, corpus, held_out, trainer, outcome)
+
+
+def _implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
+    """Lines that name the config keys which differ from the preset although the recipe does not set them."""
+    given = recipe.model.config
+    if not given or recipe.model.checkpoint:
+        return []
+    preset = BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET).to_dict()
+    own = {*given, *TOKEN_KEYS, "vocab_size", "architectures", "dtype", "transformers_version"}
+    implied = {key: value for key, value in config.to_dict().items() if key not in own and value != preset.get(key)}
+    if not implied:
+        return []
+    listed = ", ".join(f"{key}={show(value)}" for key, value in implied.items())
+    return [f"The recipe's model.config implies {listed}."]
 
 
 def _finish(
