@@ -187,7 +187,10 @@ def test_settings_reach_the_weights(base, files, tmp_path):
 def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(base, files, tmp_path, task, auto_class):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    config = BertConfig(len(tokenizer), 32, 2, 2, 48, max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = BertConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id, **sizes
+    )
     BertModel(config).save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     finetune(task, tmp_path / "bert", files / ALL_TASKS[task], output=tmp_path / "out", epochs=0.5, precision="fp32")

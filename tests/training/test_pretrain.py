@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from bertblocks import BertBlocksConfig
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
-from bertblocks.training.pretrain import is_free_key
+from bertblocks.training.pretrain import implied_keys, is_free_key
+from bertblocks.training.recipe import read_recipe
 from bertblocks.training.run_folder import differences
 from tests.training.helpers import VOCABULARY, Documents, make_model, make_vocabulary
 
@@ -178,11 +180,16 @@ def test_sentence_order_is_evaluated(recipe, tmp_path):
     assert metrics["held_out_order_loss"] == pytest.approx(np.log(2), abs=0.3)
 
 
-def test_implied_keys_are_printed(recipe):
-    """nGPT has its own norms, scales and positions of norms."""
-    done = run(recipe, "model.config.ngpt=true", "model.config.ngpt_renormalize=true", "phases.0.duration=1")
-    assert done.exit_code == 0, done.output
-    assert "model.config implies" in " ".join(done.output.split())
+def test_implied_keys_are_named():
+    """The keys that config.py derives from `ngpt`, without sizes and without the keys that the recipe sets."""
+    recipe = read_recipe("demo", ["model={preset: bert-base, config: {ngpt: true, hidden_size: 384}}"])
+    config = BertBlocksConfig.from_preset("bert-base", **recipe.model.config)
+    (line,) = implied_keys(recipe, config)
+    for implied in ("norm_pos='none'", "mlp_type='glu'", "hidden_act='silu'", "tie_word_embeddings=False"):
+        assert implied in line
+    assert "hidden_size" not in line
+    assert "head_dim" not in line
+    assert implied_keys(read_recipe("demo"), BertBlocksConfig.from_preset("modernbert-base")) == []
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ RECIPE, RESULT = "recipe.json", "result.json"
 #: Keys that may change when a run continues, because they do not change what it computes.
 FREE_KEYS = {"description", "corpus.workers", "run"}
 BOUND_KEYS = {"run.seed", "run.ema"}
+#: Config keys that follow from sizes and tokenizer, or that do not define the architecture.
+DERIVED_KEYS = {
+    *("vocab_size", "embedding_size", "head_dim", "num_kv_heads", "num_hidden_groups", "layer_types"),
+    *("architectures", "dtype", "transformers_version"),
+}
 #: The number of filled masks shown at the end.
 SHOWN_MASKS = 5
 
@@ -95,7 +100,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
         SentenceOrder(vocabulary, token_types=model.config.type_vocab_size >= 2) if is_ordered else None,
     )
     task = PretrainingTask(plan, corpus.train, objectives, held_out)
-    for line in _implied_keys(recipe, model.config):
+    for line in implied_keys(recipe, model.config):
         progress.print(line)
     progress.print(
         f"Model: {sum(parameter.numel() for parameter in model.parameters()):,} parameters. "
@@ -124,18 +129,17 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     return _finish(recipe, world, corpus, held_out, trainer, outcome)
 
 
-def _implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
+def implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
     """Lines that name the config keys which differ from the preset although the recipe does not set them."""
     given = recipe.model.config
     if not given or recipe.model.checkpoint:
         return []
     preset = BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET).to_dict()
-    own = {*given, *TOKEN_KEYS, "vocab_size", "architectures", "dtype", "transformers_version"}
+    own = {*given, *TOKEN_KEYS, *DERIVED_KEYS}
     implied = {key: value for key, value in config.to_dict().items() if key not in own and value != preset.get(key)}
     if not implied:
         return []
-    listed = ", ".join(f"{key}={show(value)}" for key, value in implied.items())
-    return [f"The recipe's model.config implies {listed}."]
+    return [f"model.config implies {', '.join(f'{key}={show(value)}' for key, value in implied.items())}."]
 
 
 def _finish(
