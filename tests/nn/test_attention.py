@@ -369,3 +369,60 @@ def test_nan_in_kept_padding_reaches_neither_outputs_nor_gradients(backend, bad,
     for spoiled, clean in zip(results[1], results[0], strict=True):
         assert clean.isfinite().all()
         torch.testing.assert_close(spoiled, clean)
+
+
+# ---------------------------------------------------------------------- checkpointing and graph capture
+
+
+@pytest.mark.parametrize(
+    "options", [{"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none"}, {}], ids=["t5", "plain"]
+)
+@pytest.mark.parametrize("backend", ["cpu", "sdpa", "eager"])
+def test_reentrant_checkpointing_drops_the_same_weights_when_it_recomputes(backend, options):
+    config = tiny_config(attention_backend=backend, attention_dropout=0.5, **options)
+    model = BertBlocksModel(config).train()
+    ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(ids, attention_mask=mask).last_hidden_state.square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    expected = [gradient.clone() for gradient in gradients()]
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    for gradient, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+CAPTURED = [{}, {"mlp_type": "glu", "hidden_act": "silu"}, {"norm_fn": "rms", "block_pos_enc_kind": "rope"}]
+
+
+@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend, options):
+    model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0], [12, 13, 0, 0]])
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=16)
+    shapes = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
+    with torch.no_grad():
+        inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
+        for other in (ids, torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])):
+            inputs = {"input_ids": other, "attention_mask": (other != 0).long()}
+            expected = model(**inputs).last_hidden_state
+            torch.testing.assert_close(program(**inputs).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_a_traced_model_takes_other_masks(backend, options):
+    model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
+    model.config.return_dict = False
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (ids, torch.ones_like(ids)))
+        for mask in (torch.ones_like(ids), torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])):
+            expected = model(ids, attention_mask=mask)[0]
+            torch.testing.assert_close(traced(ids, mask)[0], expected, atol=1e-5, rtol=1e-5)

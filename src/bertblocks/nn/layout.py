@@ -73,7 +73,7 @@ class SequenceLayout:
         """
         keep = keep_mask(mask)
         rows, length = keep.shape
-        if torch.compiler.is_compiling():
+        if is_capturing():
             return cls._from_key_mask(keep)
         if bool(keep.all()):
             return cls.from_shape(rows, length, keep.device)
@@ -92,7 +92,8 @@ class SequenceLayout:
         """Build a rectangle whose rows are rotated so that each begins with its first real token."""
         rows, length = keep.shape
         columns = torch.arange(length, device=keep.device)
-        rotated = (columns + keep.int().argmax(dim=1)[:, None]) % length
+        rotated = columns + keep.int().argmax(dim=1)[:, None]
+        rotated = torch.where(rotated < length, rotated, rotated - length)  # ONNX has no remainder of symbolic sizes
         slots = (rotated + torch.arange(rows, device=keep.device)[:, None] * length).flatten()
         return cls(
             (rows, length),
@@ -224,6 +225,11 @@ class SequenceLayout:
         return self._memo[key]  # type: ignore[return-value]
 
 
+def is_capturing() -> bool:
+    """True while torch.compile, torch.export or torch.jit.trace captures a graph, which must not depend on data."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def index_tokens(x: Tensor, token_indices: Tensor | None) -> Tensor:
     """Select tokens of a flat tensor; None selects all."""
     return x if token_indices is None else x.index_select(0, token_indices)
@@ -244,7 +250,7 @@ def keep_mask(mask: Tensor) -> Tensor:
         )
     if mask.dtype == torch.bool:
         return mask
-    if torch.compiler.is_compiling():
+    if is_capturing():
         return torch.where((mask > 0).any(), mask > 0, mask == 0) if mask.is_floating_point() else mask > 0
     if mask.is_floating_point() and bool((mask <= 0).all()):
         soft = (mask < 0) & (mask > -1e4)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertblocks.nn.backends.base import AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.sdpa import SdpaBackend, make_mask
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, is_capturing
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 
 #: Beyond this length torch's fused kernel is faster than plain products.
@@ -40,13 +40,15 @@ class CpuBackend(SdpaBackend):
     def _chunks(self, q: Tensor, context: AttentionContext) -> list[Chunk] | None:
         """Return the chunks of a batch, shared by layers with equal patterns; None if sdpa must compute some of it."""
         layout, pattern = context.layout, context.pattern
-        if q.device.type != "cpu" or torch.compiler.is_compiling():
+        if q.device.type != "cpu" or is_capturing():
             return None
-        if layout.key_mask is not None or not pattern.is_constant or not len(q):
-            return None
-        # long sequences are computed differently with gradients
-        key = ("chunks", pattern.memo_key(), q.shape[1], q.dtype, torch.is_grad_enabled())
-        return layout.memo(key, lambda: self._cut(q, layout, pattern))
+        # reentrant checkpointing runs without gradients first, and dropout must draw the same masks in both runs
+        with torch.set_grad_enabled(torch.is_grad_enabled() or context.dropout > 0):
+            if layout.key_mask is not None or not pattern.is_constant or not len(q):
+                return None
+            # long sequences are computed differently with gradients
+            key = ("chunks", pattern.memo_key(), q.shape[1], q.dtype, torch.is_grad_enabled())
+            return layout.memo(key, lambda: self._cut(q, layout, pattern))
 
     def _cut(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern) -> list[Chunk] | None:
         rows, length = layout.rectangle or (1, 0)
