@@ -72,6 +72,23 @@ def test_help_names_every_command():
     assert all(command in run("--help").stdout for command in ("describe", "compare", "presets"))
 
 
+def test_the_help_of_a_finetuning_task_lists_its_settings():
+    text = run("finetune", "tag", "--help").stdout
+    assert "every_piece" in text
+    assert "Labels all tokens of a word" in text
+
+
+def test_a_setting_may_be_written_as_an_option(tmp_path):
+    error = run("finetune", "classify", "--epochs", "-3", "--model", tmp_path, "--train", "x.csv", expect=1).stderr
+    assert "epochs" in error
+
+
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    error = run("embed", "nosuchmodel", "plain", expect=1).stderr
+    assert error.startswith("bertblocks: nosuchmodel is not a folder, and it could not be downloaded")
+
+
 # ---------------------------------------------------------------------- describe
 
 

@@ -114,3 +114,11 @@ def test_convert_and_prepare_print_below_their_bars(folders, tmp_path):
     code, shown = on_terminal(f"{prepare} --one-per line --json > {done}")
     assert code == 0, shown
     assert json.loads(done.read_text())["documents"] == len(TEXTS)
+
+
+def test_a_full_disk_under_stdout_is_one_sentence():
+    for command in ("presets", "schema"):
+        code, shown = on_terminal(f"{shlex.quote(sys.executable)} -m bertblocks {command} > /dev/full")
+        assert code == 1
+        assert "bertblocks: standard output could not be written: No space left on device." in " ".join(shown.split())
+        assert "Traceback" not in shown

@@ -49,7 +49,13 @@ def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *(["*.bin"] if allow_pickle else [])]
-    return Path(snapshot_download(text, allow_patterns=patterns))
+    try:
+        return Path(snapshot_download(text, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        reason = str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
+        raise FileNotFoundError(
+            f"{text} is not a folder, and it could not be downloaded from the Hugging Face hub: {reason}."
+        ) from error
 
 
 def find_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:

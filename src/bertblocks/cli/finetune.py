@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
@@ -13,6 +15,38 @@ from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
     from bertblocks.training.finetune import FinetuneResult
+
+
+class FinetuneCommand(TyperCommand):
+    """Lists the settings of the task in its help, and explains `--epochs 3`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from bertblocks.tasks.settings import SETTINGS
+
+        task = next((argument for argument in args if argument in SETTINGS), None)
+        if task is not None and "--help" in args:
+            typer.echo(ctx.get_help())
+            _print_settings(SETTINGS[task])
+            raise typer.Exit
+        return super().parse_args(ctx, _read_options(args, SETTINGS[task].model_fields) if task else args)
+
+
+def _read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
+    """Turns `--epochs 3` and `--epochs=3` into the setting `epochs=3`.
+
+    Example:
+        >>> _read_options(["classify", "--epochs", "3", "--batch-size=8", "--model", "m"], ["epochs", "batch_size"])
+        ['classify', 'epochs=3', 'batch_size=8', '--model', 'm']
+    """
+    result, rest = [], iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if not name.startswith("--") or key not in keys:
+            result.append(argument)
+            continue
+        result.append(f"{key}={value if equals else next(rest, '')}")
+    return result
 
 
 def finetune(
@@ -37,6 +71,8 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on files. Run the same command again to resume a stopped run.
+
+    `bertblocks finetune TASK --help` also lists the settings of a task; `--epochs 3` is the same as `epochs=3`.
 
     Several processes: torchrun --nproc-per-node N -m bertblocks finetune ...
     """

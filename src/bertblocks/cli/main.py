@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from bertblocks.cli.embed import embed
 from bertblocks.cli.evaluate import evaluate
 from bertblocks.cli.families import families
 from bertblocks.cli.fill_mask import fill_mask
-from bertblocks.cli.finetune import finetune
+from bertblocks.cli.finetune import FinetuneCommand, finetune
 from bertblocks.cli.generate import generate
 from bertblocks.cli.merge import merge
 from bertblocks.cli.output import show_log
@@ -32,7 +33,6 @@ from bertblocks.cli.tag import tag
 app = typer.Typer(
     help="Build, load, pretrain, fine-tune and run any BERT-like encoder from one config.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(describe)
@@ -48,7 +48,7 @@ app.command()(fill_mask)
 app.command()(families)
 app.command()(schema)
 app.command()(pretrain)
-app.command()(finetune)
+app.command(cls=FinetuneCommand)(finetune)
 app.command()(evaluate)
 app.command()(merge)
 app.command()(plan)
@@ -75,4 +75,17 @@ def root(
 def main() -> None:
     if sys.stdout is None:  # the caller closed it
         sys.exit("bertblocks: standard output is closed; redirect it to a file or to /dev/null.")
-    app()
+    code: int | str | None = 0
+    try:
+        app()
+    except SystemExit as ending:
+        code = ending.code
+    except OSError as error:  # commands report their own; this is standard output
+        code = f"bertblocks: standard output could not be written: {error.strerror}."
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        if not isinstance(error, BrokenPipeError) and not code:
+            code = f"bertblocks: standard output could not be written: {error.strerror}."
+    sys.exit(code)
