@@ -19,6 +19,8 @@ from bertblocks.checkpoints.convert import Difference, ProofError, convert, prob
 from bertblocks.checkpoints.families import FAMILIES
 from bertblocks.checkpoints.files import read_tensors
 from bertblocks.cli.main import app
+from bertblocks.training.checkpoints import MARKER, STATE
+from bertblocks.training.state import EMA, OPTIMIZER
 from tests.checkpoints.family_cases import FAMILY_CASES
 
 NATIVE = [name for name, family in FAMILIES.items() if family.in_transformers]
@@ -424,6 +426,11 @@ def test_caches_and_training_checkpoints_are_not_copied(tmp_path):
         done = convert(tmp_path / "theirs", tmp_path / "ours")
     assert done.carried == ["1_Pooling/config.json", "README.md", "special_tokens_map.json"]
     assert not (tmp_path / "ours" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", [MARKER, STATE, OPTIMIZER, EMA])
+def test_every_file_of_a_training_checkpoint_is_known(name):
+    assert any(Path(name).match(pattern) for pattern in conversions.TRAINING_STATE)
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path):
