@@ -136,8 +136,7 @@ def test_one_layer_may_have_the_buckets_alone():
         ({"relative_attention_max_distance": 8}, "relative_attention_max_distance is 8; it must be more than 8"),
         (
             {"layer_overrides": {1: {"num_attention_heads": 2}}},
-            "relative_attention_shared is True; it must be false if a 't5' layer does not have "
-            "num_attention_heads = 4",
+            "relative_attention_shared is True; it must be false if a 't5' layer does not have num_attention_heads = 4",
         ),
     ],
 )
