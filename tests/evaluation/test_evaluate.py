@@ -144,7 +144,7 @@ def test_the_command(classifier, language_model, tmp_path):
     assert "no trained sequence-classification head" in text
     code, text = run(classifier, "--task", "pppl", "--data", path)
     assert code == 1
-    assert "has no masked-lm head" in text
+    assert "does not have a masked-lm head" in text
 
 
 def test_glue_runs_from_its_own_files(language_model, tmp_path):

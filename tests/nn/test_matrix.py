@@ -122,15 +122,19 @@ def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=label)
-def test_wanted_rows_are_those_of_the_whole(choice):
-    """The last layer of some tokens only, in any order and repeated; outputs and gradients, also with all states."""
+def test_chosen_tokens_equal_those_of_the_full_pass(choice):
+    """The last layer computes some tokens only, in any order and repeated. Checks outputs, gradients and all states."""
     model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
     ids = torch.cat(ragged_ids(EDGE_LENGTHS))
     bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
     chosen = torch.tensor([len(ids) - 1, 3, 0, 3, 7])
     weight = torch.randn(len(chosen), model.config.hidden_size, dtype=torch.float64)
     results = []
-    for options in ({}, {"rows": lambda _: chosen}, {"rows": lambda _: chosen, "output_hidden_states": True}):
+    for options in (
+        {},
+        {"token_indices": lambda _: chosen},
+        {"token_indices": lambda _: chosen, "output_hidden_states": True},
+    ):
         model.zero_grad()
         encoded = model.encode(ids, cu_seqlens=bounds, **options)
         hidden = encoded.hidden if options else encoded.hidden[chosen]
