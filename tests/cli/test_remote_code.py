@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import bertblocks
+from bertblocks.cli.main import app
 from bertblocks.text.tokenizers import load_tokenizer
 from tests.small_tokenizers import wrap
 from tests.tasks.test_predictor import labelled, make_bert
@@ -47,7 +49,7 @@ COMMANDS = {
     "finetune": ["finetune", "classify", "--model", "EVIL", "--train", "TRAIN", "--output", "OUT"],
     "evaluate": ["evaluate", "EVIL", "--data", "TRAIN", "--task", "classify"],
     "prepare": ["data", "prepare", "OUT", "TRAIN", "--tokenizer", "EVIL"],
-    "pretrain": ["pretrain", "tokenizer.load=EVIL", "run.folder=OUT"],
+    "pretrain": ["pretrain", "tokenizer.load=EVIL", "run.folder=OUT", "corpus.sources=[{name: a, files: ['TRAIN']}]"],
 }
 
 
@@ -60,18 +62,21 @@ def test_no_command_runs_code_of_a_checkpoint(evil, tmp_path, command):
     words = COMMANDS[command]
     for name, path in names.items():
         words = [word.replace(name, path) for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "bertblocks", *words],
-        input="y\ny\nyes\n" * 5,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = CliRunner().invoke(app, words, input="y\ny\nyes\n" * 5)
     assert not witness.exists()
     assert "Traceback" not in done.stderr
     if command != "convert":  # which copies the tokenizer's files without the code and does not open them
-        assert done.returncode == 1
+        assert done.exit_code == 1
         assert "BertBlocks never runs" in done.stderr
+
+
+def test_a_process_does_not_take_an_answer_from_a_pipe(evil):
+    folder, witness = evil
+    command = [sys.executable, "-m", "bertblocks", "embed", str(folder), "-"]
+    done = subprocess.run(command, input="y\nhi\n", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "BertBlocks never runs" in done.stderr
+    assert not witness.exists()
 
 
 def test_no_function_runs_code_of_a_checkpoint(evil):

@@ -15,7 +15,7 @@ from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.prepare import TOKENIZER, describe_tokenizer, prepare
 from bertblocks.data.tokens import INFO, TokenStore, TokenSubset
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
-from bertblocks.text.tokenizers import load_fast_tokenizer
+from bertblocks.text.tokenizers import load_fast_tokenizer, save_tokenizer
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World
 from bertblocks.training.progress import Progress
@@ -70,6 +70,8 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     token_folders = [_token_folder(recipe, source, folder) for source in settings.sources]
     if has_begun and all((path / INFO).is_file() for path in token_folders):
         return  # a run keeps its tokens, even if the texts have changed since
+    is_new = not (folder / "tokenizer").is_dir()
+    named = _named_tokenizer(recipe) if is_new else None  # before texts are gathered: a wrong name is found at once
     corpora: dict[str, Corpus] = {}
     for source in settings.sources:
         owner = _owner_name(recipe, source)
@@ -77,7 +79,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
             if source.builtin and not (folder / "docstrings.jsonl").is_file():
                 progress.print("Collecting the docstrings of Python and the installed packages.")
             corpora[owner] = get_corpus(source, folder, settings.held_out, workers)
-    tokenizer = _get_tokenizer(recipe, list(corpora.values()), folder / "tokenizer", progress)
+    tokenizer = _get_tokenizer(recipe, named, list(corpora.values()), folder / "tokenizer", progress)
     for source in settings.sources:
         if source.tokens:
             _check_tokens(Path(source.tokens), tokenizer)
@@ -115,18 +117,27 @@ def get_corpus(source: CorpusSource, folder: Path, held_out: float, workers: int
     return docstring_corpus(folder / "docstrings.jsonl", held_out, workers)
 
 
-def _get_tokenizer(recipe: Recipe, corpora: list[Corpus], folder: Path, progress: Progress) -> PreTrainedTokenizerFast:
+def _named_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast | None:
+    """The tokenizer that the recipe names, itself or by its checkpoint."""
+    origin = recipe.tokenizer.load or recipe.model.checkpoint or recipe.model.grow_from
+    return load_fast_tokenizer(find_checkpoint(origin)) if origin else None
+
+
+def _get_tokenizer(
+    recipe: Recipe,
+    named: PreTrainedTokenizerFast | None,
+    corpora: list[Corpus],
+    folder: Path,
+    progress: Progress,
+) -> PreTrainedTokenizerFast:
     """The run's own copy, the tokenizer that the recipe names, or a new one."""
     if folder.is_dir():
         return load_fast_tokenizer(folder)
-    settings = recipe.tokenizer
-    origin = settings.load or recipe.model.checkpoint or recipe.model.grow_from
-    if origin:
-        tokenizer = load_fast_tokenizer(find_checkpoint(origin))
-    else:
+    tokenizer, settings = named, recipe.tokenizer
+    if tokenizer is None:
         progress.print(f"Training a {settings.kind} tokenizer of {settings.vocab_size:,} entries.")
         samples = [corpus.sample(SAMPLE_BYTES // len(corpora)) for corpus in corpora]
         tokenizer = train_tokenizer(settings.kind, settings.vocab_size, itertools.chain.from_iterable(samples))
     with atomic_folder(folder) as scratch:
-        tokenizer.save_pretrained(scratch)
+        save_tokenizer(tokenizer, scratch)
     return load_fast_tokenizer(folder)
