@@ -33,9 +33,12 @@ from typer.testing import CliRunner
 from bertblocks import BertBlocksConfig, BertBlocksModel, finetune, load
 from bertblocks.cli.main import app
 from bertblocks.core.settings import RecipeError
+from bertblocks.data.hashing import combine, permute
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.predictor import Predictor
+from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.tables import DataError
+from bertblocks.training.finetune import _request
 from bertblocks.training.run_folder import RunFolderError
 from bertblocks.training.supervised_task import split_examples
 
@@ -499,3 +502,15 @@ def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
         finetune("classify", base, files / "classify.csv", path, tmp_path / "out", learnin_rate=1)
     with pytest.raises(ValueError, match=r"'clasify'; it must be one of .*did you mean 'classify'"):
         finetune("clasify", base, files / "classify.csv")
+
+
+def test_a_run_of_version_0_1_0_goes_on_holding_out_examples_at_random(tmp_path):
+    arguments = ("classify", "model", "train.csv", None, ClassifySettings())
+    assert _request(*arguments, tmp_path)["held_out"] == "stratified"
+    (tmp_path / "finetune.json").write_text('{"task": "classify"}')
+    assert _request(*arguments, tmp_path)["held_out"] is None
+    assert _request(*arguments, None)["held_out"] == "stratified"
+    names = [f"line {number}" for number in range(20)]
+    order = permute(np.arange(20), 20, combine("split", 3)).tolist()
+    _, held_out = split_examples(names, names, [None] * 20, 0.25, seed=3)
+    assert held_out == [name for index, name in enumerate(names) if index in order[:5]]

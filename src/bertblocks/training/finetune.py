@@ -16,6 +16,7 @@ from rich.console import Console
 from bertblocks.core.registry import nearest
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
+from bertblocks.core.storage import read_json
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.tasks.classify.task import ClassifyTask
@@ -35,6 +36,8 @@ TASKS: dict[str, type[FineTuneTask]] = {
 }
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
+#: How a run chooses the examples that it holds out.
+STRATIFIED = "stratified"
 
 
 def finetune(
@@ -62,7 +65,7 @@ def finetune(
     require_packages(_packages(TASKS[task], chosen), f"finetune {task}")
     world = join(chosen.device)
     console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_main))
-    request = _request(task, model, train, eval, chosen)
+    request = _request(task, model, train, eval, chosen, None if overwrite else folder)
     if task == "embed" and chosen.batch_size % world.size:
         raise ValueError(
             f"batch_size is {chosen.batch_size}; embed compares the texts of all {world.size} processes, which need "
@@ -79,7 +82,7 @@ def finetune(
             own_folder = work_folder if chosen.seeds == 1 else work_folder / f"seed-{seed}"
             own_settings = chosen.model_copy(update={"seed": seed})
             run = FinetuneRun(TASKS[task](own_settings), own_settings, own_folder, world, console, folder.name)
-            run.prepare(model, train, eval)
+            run.prepare(model, train, eval, stratify=request["held_out"] == STRATIFIED)
             if not runs:  # write only after all input has been read
                 world.run_on_main(claim.claim)
             runs.append(run.train())
@@ -100,7 +103,7 @@ def is_finished(
     if not (folder / RESULTS).is_file():
         return False
     chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
-    _run_folder(folder, _request(task, model, train, eval, chosen)).check()
+    _run_folder(folder, _request(task, model, train, eval, chosen, folder)).check()
     return True
 
 
@@ -115,11 +118,21 @@ def _packages(task: type[FineTuneTask], settings: FineTuneSettings) -> list[str]
 
 
 def _request(
-    task: str, model: str | Path, train: str | Path, eval: str | Path | None, settings: FineTuneSettings
+    task: str,
+    model: str | Path,
+    train: str | Path,
+    eval: str | Path | None,
+    settings: FineTuneSettings,
+    folder: Path | None,
 ) -> dict[str, Any]:
-    """The arguments of a run, as its folder records them."""
+    """The arguments of a run, as its folder records them.
+
+    A run that version 0.1.0 began in `folder` holds out examples at random, and must go on doing so.
+    """
+    known = folder / REQUEST if folder is not None else None
+    held_out = read_json(known).get("held_out") if known is not None and known.is_file() else STRATIFIED
     files = {"model": str(model), "train": str(train), "eval": None if eval is None else str(eval)}
-    return {"task": task, **files, **settings.model_dump()}
+    return {"task": task, **files, "held_out": held_out, **settings.model_dump()}
 
 
 def _run_folder(folder: Path, request: Mapping[str, Any]) -> RunFolder:

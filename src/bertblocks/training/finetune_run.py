@@ -66,14 +66,16 @@ class FinetuneRun:
         self.task, self.settings, self.folder, self.name = task, settings, folder, name
         self.world, self.console = world, console
 
-    def prepare(self, source: str | Path, train: str | Path, evaluation: str | Path | None) -> None:
+    def prepare(
+        self, source: str | Path, train: str | Path, evaluation: str | Path | None, stratify: bool = True
+    ) -> None:
         """Reads the files and the model, and raises an error if any of them or the settings are invalid."""
         settings, task = self.settings, self.task
         examples = task.read(train)
         if evaluation is not None:
             held_out = task.read(evaluation)
         else:
-            examples, held_out = self._hold_out(examples)
+            examples, held_out = self._hold_out(examples, stratify)
         torch.manual_seed(settings.seed)
         start = load_starting_model(source, task)
         model, tokenizer = start.model, start.tokenizer
@@ -96,10 +98,10 @@ class FinetuneRun:
         learning_rate = settings.learning_rate or start.learning_rate
         self.training = SupervisedTask(task, settings, features, held_out, tokenizer, learning_rate, max_length)
 
-    def _hold_out(self, examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _hold_out(self, examples: Sequence[Any], stratify: bool) -> tuple[list[Any], list[Any]]:
         settings, task = self.settings, self.task
         groups = [task.group(example) for example in examples]
-        strata = [task.stratum(example) for example in examples]
+        strata = [task.stratum(example) if stratify else None for example in examples]
         kept, held_out = split_examples(examples, groups, strata, settings.eval_share, settings.seed)
         task.notes.append(
             f"no evaluation file: {len(held_out):,} of the examples (seed {settings.seed}) are held out for evaluation"
