@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -133,6 +134,21 @@ def flush_tree(folder: Path) -> None:
             os.fsync(file.fileno())
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         flush_folder(path)
+
+
+def lock_folder(folder: Path) -> int:
+    """Creates a folder and locks it for this process; raises `BlockingIOError` if another process holds the lock.
+
+    Returns a descriptor. The lock ends when it is closed, or with the process, however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def flush_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertblocks.core.storage import PARTIAL, atomic_file, read_json, remove_partial, write_json
+from bertblocks.core.storage import PARTIAL, atomic_file, lock_folder, read_json, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
 from bertblocks.data.tokens import INFO, TokenStore, crc32
 from bertblocks.data.workers import worker_pool
@@ -77,14 +76,12 @@ def prepare(
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing into a folder. The lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Keeps other processes from writing into a folder."""
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(f"Another process is writing tokens to {folder}; wait until it ends.") from error
+        descriptor = lock_folder(folder)
+    except BlockingIOError as error:
+        raise DataError(f"Another process is writing tokens to {folder}; wait until it ends.") from error
+    try:
         yield
     finally:
         os.close(descriptor)

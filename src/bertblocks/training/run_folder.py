@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from bertblocks.core.storage import PARTIAL, list_files, move_entries, remove_partial, write_json
-
-LOCK = ".lock"
+from bertblocks.core.storage import PARTIAL, list_files, lock_folder, move_entries, remove_partial, write_json
 
 
 class RunFolderError(ValueError):
@@ -35,7 +32,7 @@ class RunFolder:
     ) -> None:
         self.path, self.request_name, self.request = path, request_name, request
         self.is_free, self.has_begun, self.remedy = is_free, has_begun, remedy
-        self._lock: FileLock | None = None
+        self._lock: int | None = None
 
     def check(self) -> None:
         """Raises an error if the folder holds another run or files that no run wrote."""
@@ -53,22 +50,18 @@ class RunFolder:
     def claim(self) -> None:
         """Checks the folder, locks it for this process and records the settings."""
         self.check()
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK)
         try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
+            self._lock = lock_folder(self.path)
+        except BlockingIOError as error:
             raise RunFolderError(
                 f"Another process is running in {self.path}; wait for it to end, or {self.remedy}."
             ) from error
-        self._lock = lock
         remove_partial(self.path)
         write_json(self.path / self.request_name, dict(self.request))
 
     def release(self) -> None:
         if self._lock is not None:
-            (self.path / LOCK).unlink(missing_ok=True)  # delete it while it is locked; a waiting process then retries
-            self._lock.release()
+            os.close(self._lock)
             self._lock = None
 
     def _foreign_entry(self) -> str | None:
@@ -77,7 +70,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; {self.remedy}.")
         names = sorted(entry.name for entry in self.path.iterdir())
-        return next((name for name in names if name != LOCK and not name.endswith(PARTIAL)), None)
+        return next((name for name in names if not name.endswith(PARTIAL)), None)
 
     def _read_request(self) -> Any:
         path = self.path / self.request_name
@@ -124,6 +117,5 @@ def replace_run(old: Path, new: Path, files: list[str], last: str) -> None:
 
 
 def relative_files(folder: Path) -> list[str]:
-    """Every file in a folder, to record what a run wrote."""
-    names = (path.relative_to(folder).as_posix() for path in list_files(folder))
-    return [name for name in names if name != LOCK]
+    """The relative paths of all files in a folder, to record what a run wrote."""
+    return [path.relative_to(folder).as_posix() for path in list_files(folder)]
