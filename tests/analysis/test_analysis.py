@@ -56,7 +56,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=list(ARCHITECTURES))
-def config(request) -> BertBlocksConfig:
+def config(request: pytest.FixtureRequest) -> BertBlocksConfig:
     return tiny_config(**ARCHITECTURES[request.param])
 
 
@@ -64,7 +64,7 @@ def config(request) -> BertBlocksConfig:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_parts_add_up_to_all_parameters_of_a_real_model(config, task):
+def test_parts_add_up_to_all_parameters_of_a_real_model(config: Any, task: Any) -> None:
     counts = count_parameters(build(config, task))
     total = counts.pop("total")
     assert (
@@ -72,7 +72,7 @@ def test_parts_add_up_to_all_parameters_of_a_real_model(config, task):
     )
 
 
-def test_parameters_of_each_part_of_bert():
+def test_parameters_of_each_part_of_bert() -> None:
     config = tiny_config()
     hidden, wide, layers, words = 32, 24, 3, 60
     assert count_parameters(build(config, "masked-lm")) == {
@@ -86,7 +86,7 @@ def test_parameters_of_each_part_of_bert():
     }
 
 
-def test_norms_of_queries_and_keys_count_as_norms_and_ngpt_scales_with_their_sublayer():
+def test_norms_of_queries_and_keys_count_as_norms_and_ngpt_scales_with_their_sublayer() -> None:
     plain, normed = (count_parameters(build(tiny_config(qk_norm=norm), "base")) for norm in (False, True))
     assert normed["norms"] - plain["norms"] == 3 * 2 * 8
     assert normed["attention"] == plain["attention"]
@@ -96,7 +96,7 @@ def test_norms_of_queries_and_keys_count_as_norms_and_ngpt_scales_with_their_sub
     assert ngpt["feed-forward"] == 3 * ((2 * 24 * 32 + 2 * 24) + (24 * 32 + 32) + 2 * 24 + 32)
 
 
-def test_an_untied_decoder_adds_its_matrix_to_the_head():
+def test_an_untied_decoder_adds_its_matrix_to_the_head() -> None:
     tied, untied = (count_parameters(build(tiny_config(tie_word_embeddings=tie), "masked-lm")) for tie in (True, False))
     assert untied["head"] - tied["head"] == untied["total"] - tied["total"] == 60 * 32
 
@@ -109,7 +109,7 @@ def test_an_untied_decoder_adds_its_matrix_to_the_head():
         ("bert-base", "base", 109_482_240),
     ],
 )
-def test_published_parameter_counts(preset, task, expected):
+def test_published_parameter_counts(preset: Any, task: Any, expected: Any) -> None:
     assert count_parameters(build(BertBlocksConfig.from_preset(preset), task))["total"] == expected
 
 
@@ -121,7 +121,7 @@ def test_published_parameter_counts(preset, task, expected):
     [*(("bert", task) for task in TASKS), *(("modern", task) for task in TASKS)]
     + [(name, "masked-lm") for name in ("deep", "ngpt", "parallel", "sandwich", "uneven", "albert")],
 )
-def test_flops_are_those_that_torch_counts(architecture, task):
+def test_flops_are_those_that_torch_counts(architecture: Any, task: Any) -> None:
     # the eager backend's attention is matrix products, which torch counts
     config = tiny_config(**ARCHITECTURES[architecture], attention_backend="eager")
     model = TASK_MODELS[task](config).eval()
@@ -134,7 +134,7 @@ def test_flops_are_those_that_torch_counts(architecture, task):
 @pytest.mark.parametrize("num_global_tokens", [0, 1, 3, 50])
 @pytest.mark.parametrize("half_window", [None, 0, 1, 4, 100])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 9, 30])
-def test_visible_pairs_equal_a_count_by_hand(length, half_window, num_global_tokens):
+def test_visible_pairs_equal_a_count_by_hand(length: Any, half_window: Any, num_global_tokens: Any) -> None:
     pairs = sum(
         half_window is None or abs(i - j) <= half_window or min(i, j) < num_global_tokens
         for i in range(length)
@@ -143,7 +143,7 @@ def test_visible_pairs_equal_a_count_by_hand(length, half_window, num_global_tok
     assert visible_pairs(length, half_window, num_global_tokens) == pairs
 
 
-def test_local_layers_count_their_window_and_global_tokens_only():
+def test_local_layers_count_their_window_and_global_tokens_only() -> None:
     options = {"local_attention": True, "global_attention_every_n_layers": 2, "num_global_tokens": 1}
     flops = count_flops(build(tiny_config(**options), "base"), 50)
     pairs = 2 * 50 * 50 + visible_pairs(50, half_window=4, num_global_tokens=1)  # layers 0 and 2 are global
@@ -152,7 +152,7 @@ def test_local_layers_count_their_window_and_global_tokens_only():
     assert {**flops, "attention over keys": 0, "total": 0} == {**everywhere, "attention over keys": 0, "total": 0}
 
 
-def test_cost_per_token_divides_by_the_length():
+def test_cost_per_token_divides_by_the_length() -> None:
     (cost,) = analyze(tiny_config(), "base", [10]).costs
     assert cost.flops_per_token["head"] == 2 * 32 * 32 / 10
     assert cost.flops_per_token["total"] * 10 == cost.flops["total"]
@@ -161,12 +161,12 @@ def test_cost_per_token_divides_by_the_length():
 # ---------------------------------------------------------------------- memory
 
 
-def kept_by_autograd(model, run) -> int:
+def kept_by_autograd(model: Any, run: Any) -> int:
     """Returns the bytes of activations that a real forward pass keeps."""
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     kept = {}
 
-    def keep(tensor):
+    def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -180,7 +180,7 @@ def kept_by_autograd(model, run) -> int:
 
 
 @pytest.mark.parametrize("task", ["base", "token-classification"])
-def test_training_memory_is_what_autograd_keeps(config, task):
+def test_training_memory_is_what_autograd_keeps(config: Any, task: Any) -> None:
     config.attention_backend = "sdpa"
     ids = torch.ones(1, 40, dtype=torch.long)
     assert training_bytes(build(config, task), 40) == kept_by_autograd(
@@ -188,7 +188,7 @@ def test_training_memory_is_what_autograd_keeps(config, task):
     )
 
 
-def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head():
+def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head() -> None:
     config = tiny_config(vocab_size=900, attention_backend="sdpa")
     ids = torch.ones(1, 40, dtype=torch.long)
     labels = torch.full_like(ids, -100)
@@ -208,7 +208,9 @@ def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head():
         ("albert", "masked-lm"),
     ],
 )
-def test_inference_memory_is_what_the_allocator_sees(architecture, task, monkeypatch):
+def test_inference_memory_is_what_the_allocator_sees(
+    architecture: Any, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # the estimate is of torch's own operations: oneDNN's fuse some and have a workspace of their own
     monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: False)
     # wide enough that the peak is not in attention, where a kernel's own workspace depends on the number of cores
@@ -226,13 +228,13 @@ def test_inference_memory_is_what_the_allocator_sees(architecture, task, monkeyp
     assert inference_bytes(build(config, task), 48) == pytest.approx(peak, rel=0.01)
 
 
-def test_memory_of_attention_grows_with_length_not_with_its_square():
+def test_memory_of_attention_grows_with_length_not_with_its_square() -> None:
     model = build(BertBlocksConfig.from_preset("mini"), "base")
     assert training_bytes(model, 4096) == pytest.approx(8 * training_bytes(model, 512), rel=0.01)
     assert inference_bytes(model, 4096) == pytest.approx(8 * inference_bytes(model, 512), rel=0.01)
 
 
-def test_rope_that_scales_with_length_is_counted_and_restored():
+def test_rope_that_scales_with_length_is_counted_and_restored() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     options = {"embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope"}
     scaled, plain = (build(tiny_config(**options, rope_scaling=kind), "base") for kind in (scaling, None))
@@ -243,7 +245,7 @@ def test_rope_that_scales_with_length_is_counted_and_restored():
 # ---------------------------------------------------------------------- lengths
 
 
-def test_usual_lengths_stop_where_learned_positions_do():
+def test_usual_lengths_stop_where_learned_positions_do() -> None:
     presets = {name: BertBlocksConfig.from_preset(name) for name in ("bert-base", "roberta-base", "modernbert-base")}
     assert usual_lengths(presets["bert-base"]) == usual_lengths(presets["roberta-base"]) == [128, 512]
     assert usual_lengths(presets["modernbert-base"]) == [128, 512, 2048, 8192]
@@ -252,7 +254,7 @@ def test_usual_lengths_stop_where_learned_positions_do():
 
 
 @pytest.mark.parametrize("length", [0, 61])
-def test_a_length_beyond_the_positions_raises(length):
+def test_a_length_beyond_the_positions_raises(length: Any) -> None:
     with pytest.raises(ConfigError, match=f"length is {length}; it must be from 1 to 60"):
         analyze(tiny_config(position_offset=4), "base", [length])
 
@@ -260,14 +262,14 @@ def test_a_length_beyond_the_positions_raises(length):
 # ---------------------------------------------------------------------- tree
 
 
-def layer_groups(config, task="masked-lm"):
+def layer_groups(config: Any, task: Any = "masked-lm") -> Any:
     model = module_tree(build(config, task))
     base = next(node for node in model.children if node.name == "model")
     encoder = next(node for node in base.children if node.name == "encoder")
     return next(node for node in encoder.children if node.name == "layers").children
 
 
-def test_modernbert_has_a_first_layer_and_two_kinds_of_others():
+def test_modernbert_has_a_first_layer_and_two_kinds_of_others() -> None:
     groups = layer_groups(BertBlocksConfig.from_preset("modernbert-base"))
     assert [group.label.split("  ")[0] for group in groups] == [
         "(0): Block(global)",
@@ -279,14 +281,14 @@ def test_modernbert_has_a_first_layer_and_two_kinds_of_others():
     assert groups[2].parameters - groups[0].parameters == 768
 
 
-def test_layers_that_differ_in_anything_shown_are_separate():
+def test_layers_that_differ_in_anything_shown_are_separate() -> None:
     assert [group.name for group in layer_groups(tiny_config())] == ["0-2"]
     other = tiny_config(layer_overrides={1: {"hidden_act": "silu"}})
     assert [group.name for group in layer_groups(other)] == ["0, 2", "1"]
 
 
-def test_the_tree_leaves_out_only_modules_that_do_nothing():
-    def kinds(node):
+def test_the_tree_leaves_out_only_modules_that_do_nothing() -> None:
+    def kinds(node: Any) -> Any:
         return {node.kind}.union(*(kinds(child) for child in node.children))
 
     tree = module_tree(build(tiny_config(mlp_dropout=0.2, norm_pos="pre"), "masked-lm"))
@@ -310,7 +312,7 @@ def test_the_tree_leaves_out_only_modules_that_do_nothing():
         ([0, 2, 4, 6, 8, 10, 11], "0, 2, 4, 6, 8, 10-11"),
     ],
 )
-def test_indexes_are_shortened_only_where_they_can_be_read_back(indexes, text):
+def test_indexes_are_shortened_only_where_they_can_be_read_back(indexes: Any, text: Any) -> None:
     assert write_indexes(indexes) == text
 
 
@@ -351,7 +353,7 @@ def reachable(start: str, edges: list[tuple[str, str]]) -> set[str]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_node_lies_between_ids_and_output(config, task):
+def test_every_node_lies_between_ids_and_output(config: Any, task: Any) -> None:
     nodes, edges = read_chart(mermaid(build(config, task)))
     assert {key for edge in edges for key in edge} == set(nodes)
     assert len(set(edges)) == len(edges)
@@ -394,12 +396,12 @@ IN, ATTENTION, MLP = "layer0_in", "layer0_attention", "layer0_mlp"
         ),
     ],
 )
-def test_norms_are_drawn_in_their_places(norm_pos, wiring):
+def test_norms_are_drawn_in_their_places(norm_pos: Any, wiring: Any) -> None:
     _, edges = read_chart(mermaid(build(tiny_config(norm_pos=norm_pos), "masked-lm")))
     assert set(wiring) <= set(edges)
 
 
-def test_parallel_sublayers_share_their_input_and_their_sum():
+def test_parallel_sublayers_share_their_input_and_their_sum() -> None:
     _, edges = read_chart(mermaid(build(tiny_config(norm_pos="pre", parallel_block=True), "base")))
     norm, add = "layer0_attention_pre_norm", "layer0_attention_add"
     inside = [edge for edge in edges if all(key.startswith("layer0") for key in edge)]
@@ -408,7 +410,7 @@ def test_parallel_sublayers_share_their_input_and_their_sum():
     )
 
 
-def test_arrows_between_layers_follow_their_order():
+def test_arrows_between_layers_follow_their_order() -> None:
     _, edges = read_chart(mermaid(build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")))
     between = [edge for edge in edges if edge[1] in ("layer0_in", "layer1_in", "layer2_in", "final_norm")]
     # kinds of layers: 0 the first, 1 local, 2 global; the last layer is global
@@ -421,7 +423,7 @@ def test_arrows_between_layers_follow_their_order():
     ]
 
 
-def test_labels_describe_the_modules():
+def test_labels_describe_the_modules() -> None:
     config = tiny_config(
         local_attention=True, num_global_tokens=2, num_kv_heads=2, qk_norm=True, block_pos_enc_kind="rope"
     )

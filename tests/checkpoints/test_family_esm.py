@@ -1,5 +1,8 @@
 """What is particular to ESM: token dropout, contacts, the precision of its rotations, refusals."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +20,7 @@ MASK = 3
 END = 2
 
 
-def make_esm(model_class=EsmModel, **options):
+def make_esm(model_class: Any = EsmModel, **options: Any) -> Any:
     torch.manual_seed(0)
     model = model_class(FAMILY_CASES["esm"].make_config(**options)).eval()
     with torch.no_grad():
@@ -40,7 +43,7 @@ def proteins(lengths: tuple[int, ...] = (120, 65, 4)) -> tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize("kind", ["absolute", "rotary"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_masked_proteins_equal_transformers(kind, unpad):
+def test_masked_proteins_equal_transformers(kind: Any, unpad: Any) -> None:
     theirs = make_esm(EsmForMaskedLM, position_embedding_type=kind)
     ours = from_huggingface(theirs)
     ours.config.unpad = unpad
@@ -50,7 +53,7 @@ def test_masked_proteins_equal_transformers(kind, unpad):
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def test_token_dropout_scales_each_sequence_by_its_own_mask_tokens():
+def test_token_dropout_scales_each_sequence_by_its_own_mask_tokens() -> None:
     ids = torch.tensor([5, MASK, 6, 7, 5, 6, MASK, MASK])
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 4, 6, 8]), (8,))
     out = TokenDropout(MASK)(torch.ones(8, 1), ids, layout)[:, 0]
@@ -59,7 +62,7 @@ def test_token_dropout_scales_each_sequence_by_its_own_mask_tokens():
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_token_dropout_does_not_depend_on_the_batch(backend):
+def test_token_dropout_does_not_depend_on_the_batch(backend: Any) -> None:
     config = tiny_config(token_dropout=True, mask_token_id=MASK, attention_backend=backend, pooler=False)
     model = BertBlocksModel(config).double().eval()
     sequences = [*ragged_ids([20, 1, 9]), torch.full((3,), MASK)]
@@ -82,7 +85,7 @@ def test_token_dropout_does_not_depend_on_the_batch(backend):
     assert torch.equal(one, other)
 
 
-def test_token_dropout_needs_a_mask_token_and_ids():
+def test_token_dropout_needs_a_mask_token_and_ids() -> None:
     with pytest.raises(ConfigError, match="token_dropout is True; it requires mask_token_id"):
         tiny_config(token_dropout=True)
     model = BertBlocksModel(tiny_config(token_dropout=True, mask_token_id=MASK))
@@ -94,7 +97,7 @@ def test_token_dropout_needs_a_mask_token_and_ids():
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_contacts_equal_transformers(backend):
+def test_contacts_equal_transformers(backend: Any) -> None:
     theirs = make_esm(attn_implementation="eager")
     ours = from_huggingface(theirs)
     ours.config.attention_backend = backend
@@ -105,7 +108,7 @@ def test_contacts_equal_transformers(backend):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_any_encoder_may_have_a_contact_head(tmp_path):
+def test_any_encoder_may_have_a_contact_head(tmp_path: Path) -> None:
     options = {"contact_head": True, "eos_token_id": [END, 4], "layer_overrides": {1: {"num_attention_heads": 2}}}
     model = BertBlocksModel(tiny_config(**options)).eval()
     assert model.contact_head.weight.shape == (1, 10)
@@ -127,7 +130,7 @@ def test_any_encoder_may_have_a_contact_head(tmp_path):
 # ---------------------------------------------------------------------- rotations
 
 
-def assert_same_and_back(ours, theirs) -> None:
+def assert_same_and_back(ours: Any, theirs: Any) -> None:
     ids, mask = proteins()
     with torch.no_grad():
         expected, actual = (model(ids, attention_mask=mask).logits for model in (theirs, ours))
@@ -139,7 +142,7 @@ def assert_same_and_back(ours, theirs) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounded_frequencies_are_kept(dtype):
+def test_rounded_frequencies_are_kept(dtype: Any) -> None:
     """Old checkpoints may hold frequencies of half precision, as in training, and transformers keeps them."""
     theirs = make_esm(EsmForTokenClassification, num_labels=3)
     frequencies = theirs.esm.rotary_embeddings.inv_freq
@@ -150,14 +153,14 @@ def test_rounded_frequencies_are_kept(dtype):
     assert_same_and_back(from_huggingface(export(ours)), theirs)
 
 
-def test_frequencies_that_do_not_match_theta_are_an_error():
+def test_frequencies_that_do_not_match_theta_are_an_error() -> None:
     theirs = make_esm()
     theirs.rotary_embeddings.inv_freq.mul_(1.01)
     with pytest.raises(ConfigError, match=r"rotary_embeddings.inv_freq does not match rope_theta = 10000"):
         from_huggingface(theirs)
 
 
-def test_half_precision_goes_and_comes_back():
+def test_half_precision_goes_and_comes_back() -> None:
     theirs = make_esm(EsmForMaskedLM).bfloat16()
     again = export(from_huggingface(theirs))
     for name, tensor in theirs.state_dict().items():
@@ -173,12 +176,12 @@ def test_half_precision_goes_and_comes_back():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it must be 'float32' with rope_scaling"),
     ],
 )
-def test_impossible_precisions_are_an_error(options, message):
+def test_impossible_precisions_are_an_error(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny_config(**{"block_pos_enc_kind": "rope", "rope_frequency_dtype": "float16", **options})
 
 
-def test_an_old_checkpoint_is_read(tmp_path):
+def test_an_old_checkpoint_is_read(tmp_path: Path) -> None:
     """Frequencies in every layer, and a table of positions that rotary models do not use."""
     theirs = make_esm(EsmForMaskedLM)
     theirs.save_pretrained(tmp_path)
@@ -196,14 +199,14 @@ def test_an_old_checkpoint_is_read(tmp_path):
 # ---------------------------------------------------------------------- configs
 
 
-def test_an_untied_decoder_keeps_its_matrix():
+def test_an_untied_decoder_keeps_its_matrix() -> None:
     theirs = make_esm(EsmForMaskedLM, tie_word_embeddings=False)
     ours = from_huggingface(theirs)
     assert not ours.config.tie_word_embeddings
     assert_same_and_back(ours, theirs)
 
 
-def test_places_of_dropout():
+def test_places_of_dropout() -> None:
     options = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     config = read_config(FAMILY_CASES["esm"].make_config(**options))
     assert config.embedding_dropout == config.mlp_dropout == 0.0
@@ -224,7 +227,7 @@ def test_places_of_dropout():
         ({"vocab_size": None}, "vocab_size is None"),
     ],
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES["esm"].make_config(**options))
 
@@ -240,14 +243,14 @@ def test_unsupported_config_values_raise_an_error_that_names_them(options, messa
         ("partial_rotary_factor", 0.5),
     ],
 )
-def test_values_that_esm_cannot_represent_raise_an_error(key, value):
+def test_values_that_esm_cannot_represent_raise_an_error(key: Any, value: Any) -> None:
     config = read_config(FAMILY_CASES["esm"].make_config())
     setattr(config, key, value)
     with pytest.raises(ConfigError, match=f"{key} is {value!r}; an? esm checkpoint has"):
         export(BertBlocksForMaskedLM(config), "esm")
 
 
-def test_a_checkpoint_without_its_contact_head_is_an_error():
+def test_a_checkpoint_without_its_contact_head_is_an_error() -> None:
     theirs = make_esm()
     del theirs.contact_head
     with pytest.raises(ValueError, match=r"lacks 'contact_head.regression.weight'"):

@@ -1,6 +1,8 @@
 """Tests of EuroBERT, UltraBERT, Nomic BERT and GTE that go beyond those of all families."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import pad_ids, ragged_ids
 
 
-def make(class_name: str, family: str, *, base_options: dict | None = None, **options):
+def make(class_name: str, family: str, *, base_options: dict | None = None, **options: Any) -> Any:
     """A tiny transformers model with random weights everywhere."""
     config = FAMILY_CASES[family].make_config(**options)
     model = getattr(transformers, class_name)(config, **(base_options or {}))
@@ -23,14 +25,14 @@ def make(class_name: str, family: str, *, base_options: dict | None = None, **op
     return model.eval()
 
 
-def assert_same_output(ours, theirs, lengths: tuple[int, ...] = (20, 7)) -> None:
+def assert_same_output(ours: Any, theirs: Any, lengths: tuple[int, ...] = (20, 7)) -> None:
     ids, mask = pad_ids(ragged_ids(list(lengths), vocab_size=90))
     with torch.no_grad():
         actual, expected = ours(ids, mask)[0], theirs(ids, mask)[0]
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def assert_same_state(actual, expected) -> None:
+def assert_same_state(actual: Any, expected: Any) -> None:
     assert set(actual.state_dict()) == set(expected.state_dict())
     for key, tensor in expected.state_dict().items():
         assert torch.equal(actual.state_dict()[key], tensor), key
@@ -60,7 +62,7 @@ def assert_same_state(actual, expected) -> None:
     ],
     ids=str,
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(family, options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(family: Any, options: Any, message: Any) -> None:
     values = {**FAMILY_CASES[family].make_config().to_dict(), **options}
     if "rope_scaling" in options:
         del values["rope_parameters"]
@@ -85,7 +87,9 @@ def test_unsupported_config_values_raise_an_error_that_names_them(family, option
     ],
     ids=str,
 )
-def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(family, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(
+    family: Any, options: Any, message: Any
+) -> None:
     config = read_config(FAMILY_CASES[family].make_config())
     values = {**config.to_dict(), **options}
     if "local_attention" in options:
@@ -118,7 +122,7 @@ DROPOUTS = (
         ("gte", {"hidden_dropout_prob": 0.2, "classifier_dropout": 0.0}, (0.2, 0.0, 0.2, 0.2, 0.2, 0.0, 0.0)),
     ],
 )
-def test_dropout_is_where_transformers_has_it(family, options, expected):
+def test_dropout_is_where_transformers_has_it(family: Any, options: Any, expected: Any) -> None:
     config = read_config(FAMILY_CASES[family].make_config(**options))
     assert tuple(getattr(config, key) for key in DROPOUTS) == expected
 
@@ -138,7 +142,7 @@ def test_dropout_is_where_transformers_has_it(family, options, expected):
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_rope_scaling_as_transformers_does_it(class_name, family, scaling):
+def test_rope_scaling_as_transformers_does_it(class_name: Any, family: Any, scaling: Any) -> None:
     options = {"max_position_embeddings": 128, "rope_parameters": {"rope_theta": 1000.0, **scaling}}
     theirs = make(class_name, family, **options)
     ours = from_huggingface(theirs)
@@ -150,7 +154,7 @@ def test_rope_scaling_as_transformers_does_it(class_name, family, scaling):
 
 
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
-def test_ultrabert_with_one_kind_of_layers_needs_one_theta(kind):
+def test_ultrabert_with_one_kind_of_layers_needs_one_theta(kind: Any) -> None:
     options = {"layer_types": [kind] * 4, "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 77.0}}}
     theirs = make("UltrabertModel", "ultrabert", **options)
     ours = from_huggingface(theirs)
@@ -162,7 +166,7 @@ def test_ultrabert_with_one_kind_of_layers_needs_one_theta(kind):
 # ---------------------------------------------------------------------- heads
 
 
-def test_ultrabert_as_published(tmp_path):
+def test_ultrabert_as_published(tmp_path: Path) -> None:
     """Another prefix, and the decoder apart."""
     theirs = make("UltrabertForMaskedLM", "ultrabert")
     tensors = {}
@@ -177,7 +181,7 @@ def test_ultrabert_as_published(tmp_path):
 
 
 @pytest.mark.parametrize(("class_name", "family"), [("NomicBertModel", "nomic_bert"), ("GteModel", "gte")])
-def test_a_pooler_is_kept_where_there_is_one(class_name, family):
+def test_a_pooler_is_kept_where_there_is_one(class_name: Any, family: Any) -> None:
     theirs = make(class_name, family, base_options={"add_pooling_layer": True})
     ours = from_huggingface(theirs)
     ids, mask = pad_ids(ragged_ids([20, 7], vocab_size=90))
@@ -186,7 +190,7 @@ def test_a_pooler_is_kept_where_there_is_one(class_name, family):
     assert_same_state(to_huggingface(ours), theirs)
 
 
-def test_nomic_bert_without_tied_embeddings():
+def test_nomic_bert_without_tied_embeddings() -> None:
     theirs = make("NomicBertForMaskedLM", "nomic_bert", tie_word_embeddings=False)
     ours = from_huggingface(theirs)
     assert ours.config.tie_word_embeddings is False
@@ -224,7 +228,7 @@ NOMIC_ON_THE_HUB = {
 }
 
 
-def test_nomic_bert_with_its_own_keys_and_names(tmp_path):
+def test_nomic_bert_with_its_own_keys_and_names(tmp_path: Path) -> None:
     theirs = make("NomicBertForMaskedLM", "nomic_bert", rope_parameters={"rope_theta": 300.0})
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -238,7 +242,7 @@ def test_nomic_bert_with_its_own_keys_and_names(tmp_path):
     assert_same_state(to_huggingface(ours), theirs)
 
 
-def test_gte_with_its_first_name_and_stacked_matrices(tmp_path):
+def test_gte_with_its_first_name_and_stacked_matrices(tmp_path: Path) -> None:
     theirs = make("GteForMaskedLM", "gte")
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

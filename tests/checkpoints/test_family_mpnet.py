@@ -1,6 +1,8 @@
 """Tests of MPNet: T5's buckets, one table for all layers, padding id 1, and errors."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ DISTANCES = torch.arange(-300, 301)
 T5 = {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none"}
 
 
-def make_mpnet(model_class=MPNetModel, **options):
+def make_mpnet(model_class: Any = MPNetModel, **options: Any) -> Any:
     torch.manual_seed(0)
     return model_class(FAMILY_CASES["mpnet"].make_config(**options)).eval()
 
@@ -34,7 +36,7 @@ def make_mpnet(model_class=MPNetModel, **options):
 
 
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (64, 128), (8, 20), (4, 5), (10, 300)])
-def test_buckets_are_transformers_own(buckets, furthest):
+def test_buckets_are_transformers_own(buckets: Any, furthest: Any) -> None:
     actual = relative_buckets(DISTANCES, buckets, furthest)
     theirs = T5Attention._relative_position_bucket(DISTANCES, True, buckets, furthest)
     assert torch.equal(actual, theirs)
@@ -42,7 +44,7 @@ def test_buckets_are_transformers_own(buckets, furthest):
         assert torch.equal(actual, MPNetEncoder.relative_position_bucket(DISTANCES, buckets))
 
 
-def test_bias_is_the_table_at_the_bucket_of_any_distance():
+def test_bias_is_the_table_at_the_bucket_of_any_distance() -> None:
     position = T5Position(num_heads=3, num_buckets=32, max_distance=50)
     torch.nn.init.normal_(position.table)
     distance = DISTANCES.view(1, -1)
@@ -54,7 +56,7 @@ def test_bias_is_the_table_at_the_bucket_of_any_distance():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_table_is_there_once_or_in_every_layer(shared, tmp_path):
+def test_the_table_is_there_once_or_in_every_layer(shared: Any, tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(**T5, relative_attention_shared=shared))
     tables = [name for name in model.state_dict() if name.endswith("position.table")]
     layers = [f"model.encoder.layers.{index}.attention.position.table" for index in range(3)]
@@ -75,14 +77,14 @@ def test_the_table_is_there_once_or_in_every_layer(shared, tmp_path):
     )
 
 
-def test_layers_follow_the_one_table_to_another_precision():
+def test_layers_follow_the_one_table_to_another_precision() -> None:
     model = BertBlocksModel(tiny_config(**T5)).double()
     assert all(layer.attention.position.table.dtype == torch.float64 for layer in model.encoder.layers)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("options", [{}, {"relative_attention_shared": False}, {"local_attention": True}])
-def test_gradient_checkpointing_changes_nothing(options, reentrant):
+def test_gradient_checkpointing_changes_nothing(options: Any, reentrant: Any) -> None:
     model = BertBlocksModel(tiny_config(**T5, pooler=False, **options)).double().train()
     ids, mask = pad_ids(ragged_ids([40, 9]))
     gradients = []
@@ -99,7 +101,7 @@ def test_gradient_checkpointing_changes_nothing(options, reentrant):
         torch.testing.assert_close(gradients[1][name], plain, atol=1e-9, rtol=1e-9)
 
 
-def test_a_bias_shared_in_evaluation_is_not_kept_for_the_next_forward():
+def test_a_bias_shared_in_evaluation_is_not_kept_for_the_next_forward() -> None:
     model = BertBlocksModel(tiny_config(**T5, pooler=False)).eval()
     ids = ragged_ids([20])[0][None]
     with torch.no_grad():
@@ -111,7 +113,7 @@ def test_a_bias_shared_in_evaluation_is_not_kept_for_the_next_forward():
 
 
 @pytest.mark.parametrize("options", [{}, {"token_dropout": True, "mask_token_id": 3}])
-def test_compiled_whole_without_a_graph_break(options):
+def test_compiled_whole_without_a_graph_break(options: Any) -> None:
     torch._dynamo.reset()
     model = BertBlocksModel(tiny_config(**T5, **options)).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -121,7 +123,7 @@ def test_compiled_whole_without_a_graph_break(options):
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def test_one_layer_may_have_the_buckets_alone():
+def test_one_layer_may_have_the_buckets_alone() -> None:
     config = tiny_config(embd_pos_enc_kind="none", layer_overrides={1: {"block_pos_enc_kind": "t5"}})
     model = BertBlocksModel(config)
     assert [layer.attention.pattern.has_bias for layer in model.encoder.layers] == [False, True, False]
@@ -140,12 +142,12 @@ def test_one_layer_may_have_the_buckets_alone():
         ),
     ],
 )
-def test_impossible_buckets_are_an_error(options, message):
+def test_impossible_buckets_are_an_error(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny_config(**T5, **options)
 
 
-def test_position_ids_that_no_layer_uses_are_an_error():
+def test_position_ids_that_no_layer_uses_are_an_error() -> None:
     model = BertBlocksModel(tiny_config(**T5))
     with pytest.raises(ValueError, match="no position encoding that uses them"):
         model(torch.tensor([[5, 6]]), position_ids=torch.tensor([[3, 4]]))
@@ -154,7 +156,7 @@ def test_position_ids_that_no_layer_uses_are_an_error():
 # ---------------------------------------------------------------------- checkpoints
 
 
-def test_padding_with_the_published_id_on_either_side():
+def test_padding_with_the_published_id_on_either_side() -> None:
     theirs = make_mpnet()
     ours = from_huggingface(theirs)
     rows = [ids.clamp(min=2) for ids in ragged_ids([300, 65, 1], vocab_size=90)]
@@ -166,7 +168,7 @@ def test_padding_with_the_published_id_on_either_side():
         torch.testing.assert_close(actual[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
-def test_an_untied_decoder_keeps_its_matrix_and_its_bias():
+def test_an_untied_decoder_keeps_its_matrix_and_its_bias() -> None:
     theirs = make_mpnet(MPNetForMaskedLM, tie_word_embeddings=False)
     with torch.no_grad():
         theirs.lm_head.decoder.bias.normal_()
@@ -180,7 +182,7 @@ def test_an_untied_decoder_keeps_its_matrix_and_its_bias():
         assert torch.equal(tensor, theirs.state_dict()[name]), name
 
 
-def test_a_config_of_the_hub_is_read(tmp_path):
+def test_a_config_of_the_hub_is_read(tmp_path: Path) -> None:
     """all-mpnet-base-v2's keys, in a folder without a pooler."""
     values = {"model_type": "mpnet", "vocab_size": 30527, "max_position_embeddings": 514, "layer_norm_eps": 1e-05}
     theirs = MPNetModel(MPNetConfig(**{**values, "hidden_size": 24, "num_hidden_layers": 1}), add_pooling_layer=False)
@@ -201,7 +203,7 @@ def test_a_config_of_the_hub_is_read(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key' in this mpnet config"),
     ],
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES["mpnet"].make_config(**options))
 
@@ -217,7 +219,7 @@ def test_unsupported_config_values_raise_an_error_that_names_them(options, messa
         ("pad_token_id", 0),
     ],
 )
-def test_values_that_mpnet_cannot_represent_raise_an_error(key, value):
+def test_values_that_mpnet_cannot_represent_raise_an_error(key: Any, value: Any) -> None:
     config = read_config(FAMILY_CASES["mpnet"].make_config())
     setattr(config, key, value)
     with pytest.raises(ConfigError, match=f"{key} is {value!r}; an? mpnet checkpoint has"):

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ SMALL = {
 FORK_KEYS = {"rope": True, "rms_norm": True, "hidden_act": "swiglu", "ngpt": False}
 
 
-def copy_golden(name: str, folder: Path, change=None, **values) -> Path:
+def copy_golden(name: str, folder: Path, change: Any = None, **values: Any) -> Path:
     """A golden folder with other config values and `change`d tensors."""
     config = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))
     tensors = load_file(FOLDER / name / "model.safetensors")
@@ -88,7 +89,7 @@ def compared(config: BertBlocksConfig) -> dict:
 # ---------------------------------------------------------------------- the golden folders
 
 
-def run(model, layout: str, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def run(model: Any, layout: str, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states and logits of the real tokens, in order."""
     lengths, flat = mask.sum(1), ids[mask]
     if layout == "cu_seqlens":
@@ -107,7 +108,7 @@ def run(model, layout: str, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torc
 @pytest.mark.parametrize("layout", ["padded", "ragged", "cu_seqlens", "packed_seqlens"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_golden_folder_gives_the_outputs_of_the_reference(name, layout):
+def test_a_golden_folder_gives_the_outputs_of_the_reference(name: Any, layout: Any) -> None:
     model = from_huggingface(FOLDER / name)
     assert type(model) is BertBlocksForMaskedLM
     reference = load_file(FOLDER / name / "reference.safetensors")
@@ -118,7 +119,7 @@ def test_a_golden_folder_gives_the_outputs_of_the_reference(name, layout):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_folder_is_written_back_as_it_was(tmp_path, name):
+def test_a_golden_folder_is_written_back_as_it_was(tmp_path: Path, name: Any) -> None:
     model = from_huggingface(FOLDER / name)
     save_huggingface(model, tmp_path)
     expected, actual = load_file(FOLDER / name / "model.safetensors"), load_file(tmp_path / "model.safetensors")
@@ -141,7 +142,7 @@ def test_a_golden_folder_is_written_back_as_it_was(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_encoder_alone(tmp_path, name):
+def test_the_encoder_alone(tmp_path: Path, name: Any) -> None:
     model = from_huggingface(FOLDER / name, task="base")
     assert type(model) is BertBlocksModel
     save_huggingface(model, tmp_path, "neobert")
@@ -163,8 +164,8 @@ def test_the_encoder_alone(tmp_path, name):
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
-def test_tied_is_what_has_equal_matrices(tmp_path, has_copy):
-    def tie(tensors):
+def test_tied_is_what_has_equal_matrices(tmp_path: Path, has_copy: Any) -> None:
+    def tie(tensors: Any) -> Any:
         tensors["decoder.weight"] = tensors["model.encoder.weight"].clone()
         return tensors if has_copy else {key: x for key, x in tensors.items() if key != "decoder.weight"}
 
@@ -180,23 +181,23 @@ def test_tied_is_what_has_equal_matrices(tmp_path, has_copy):
 
 
 @pytest.mark.parametrize(("flag", "name"), [(True, FORK), (False, FORK), (True, NGPT), (True, OFFICIAL)])
-def test_matrices_that_differ_are_not_tied_whatever_the_flag(tmp_path, flag, name):
+def test_matrices_that_differ_are_not_tied_whatever_the_flag(tmp_path: Path, flag: Any, name: Any) -> None:
     model = from_huggingface(copy_golden(name, tmp_path, tie_word_embeddings=flag))
     assert not model.config.tie_word_embeddings
     assert not torch.equal(model.decoder.weight, model.model.embedding.token.weight)
 
 
-def test_ngpt_with_equal_matrices_keeps_two(tmp_path):
-    def tie(tensors):
+def test_ngpt_with_equal_matrices_keeps_two(tmp_path: Path) -> None:
+    def tie(tensors: Any) -> Any:
         return {**tensors, "decoder.weight": tensors["model.encoder.weight"].clone()}
 
     assert not from_huggingface(copy_golden(NGPT, tmp_path, tie)).config.tie_word_embeddings
 
 
-def test_separate_w1_and_w2_with_a_decoder_bias_are_read_too(tmp_path):
+def test_separate_w1_and_w2_with_a_decoder_bias_are_read_too(tmp_path: Path) -> None:
     """The fork's exported models."""
 
-    def split(tensors):
+    def split(tensors: Any) -> Any:
         for key in [key for key in tensors if "w12" in key]:
             first, second = tensors.pop(key).chunk(2)
             tensors[key.replace("w12", "w1")], tensors[key.replace("w12", "w2")] = first.clone(), second.clone()
@@ -207,8 +208,8 @@ def test_separate_w1_and_w2_with_a_decoder_bias_are_read_too(tmp_path):
         assert torch.equal(actual.state_dict()[key], tensor), key
 
 
-def test_unused_tensors_are_ignored(tmp_path):
-    def add(tensors):
+def test_unused_tensors_are_ignored(tmp_path: Path) -> None:
+    def add(tensors: Any) -> Any:
         extra = {"model.sz": torch.ones(97), "model.layer_norm.weight": torch.ones(32)}
         return {**tensors, **extra}
 
@@ -227,7 +228,7 @@ def plain_head(tensors: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_sequence_classifier(tmp_path, name):
+def test_a_sequence_classifier(tmp_path: Path, name: Any) -> None:
     size = 48 if name == OFFICIAL else 32
     head = {
         "dense.weight": torch.randn(size, size),
@@ -236,7 +237,7 @@ def test_a_sequence_classifier(tmp_path, name):
         "classifier.bias": torch.randn(3),
     }
 
-    def replace_head(tensors):
+    def replace_head(tensors: Any) -> Any:
         return {**{key: x for key, x in tensors.items() if not key.startswith("decoder.")}, **head}
 
     labels = {"id2label": {"0": "no", "1": "yes", "2": "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
@@ -258,13 +259,13 @@ def test_a_sequence_classifier(tmp_path, name):
     assert compared(again.config) == compared(model.config)
 
 
-def test_a_classifier_from_a_masked_lm_is_fresh():
+def test_a_classifier_from_a_masked_lm_is_fresh() -> None:
     with pytest.warns(UserWarning, match="has no classifier, classifier_head: newly initialized"):
         model = from_huggingface(FOLDER / OFFICIAL, task="sequence-classification")
     assert torch.isfinite(model(torch.tensor([[5, 6]])).logits).all()
 
 
-def test_dropout_is_where_the_fork_has_it():
+def test_dropout_is_where_the_fork_has_it() -> None:
     config = read_config({**SMALL, **FORK_KEYS, "dropout": 0.2})
     assert config.attention_dropout == config.attention_output_dropout == config.mlp_output_dropout == 0.2
     assert config.embedding_dropout == config.mlp_dropout == 0.0
@@ -274,7 +275,7 @@ def test_dropout_is_where_the_fork_has_it():
 # ---------------------------------------------------------------------- configs
 
 
-def test_the_published_config_is_the_preset():
+def test_the_published_config_is_the_preset() -> None:
     preset = BertBlocksConfig.from_preset("neobert")
     assert compared(read_config(HUB)) == compared(preset)
     written = NEOBERT.write_config(preset).to_dict()
@@ -299,7 +300,7 @@ def test_the_published_config_is_the_preset():
     ],
     ids=str,
 )
-def test_a_config_survives_the_round_trip(values):
+def test_a_config_survives_the_round_trip(values: Any) -> None:
     config = read_config({**SMALL, **values})
     written = NEOBERT.write_config(config)
     again = read_config(json.loads(written.to_json_string()))
@@ -326,7 +327,7 @@ def test_a_config_survives_the_round_trip(values):
         ({"pad_token_id": 60}, "pad_token_id is 60; it must lie within the vocabulary"),
     ],
 )
-def test_unsupported_config_values_raise_an_error_that_names_them(values, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(values: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config({**SMALL, **values})
 
@@ -344,20 +345,20 @@ def test_unsupported_config_values_raise_an_error_that_names_them(values, messag
         ({"classifier_head_dropout": 0.3}, "classifier_head_dropout is 0.3"),
     ],
 )
-def test_values_that_neobert_cannot_represent_raise_an_error_that_names_them(options, message):
+def test_values_that_neobert_cannot_represent_raise_an_error_that_names_them(options: Any, message: Any) -> None:
     config = BertBlocksConfig.from_preset("neobert", num_hidden_layers=1, **options)
     with pytest.raises(ConfigError, match=message):
         NEOBERT.write_config(config)
 
 
-def test_values_that_its_ngpt_cannot_represent_raise_an_error_that_names_them():
+def test_values_that_its_ngpt_cannot_represent_raise_an_error_that_names_them() -> None:
     config = from_huggingface(FOLDER / NGPT).config
     config.ngpt_logit_scale = True
     with pytest.raises(ConfigError, match="ngpt_logit_scale is True"):
         NEOBERT.write_config(config)
 
 
-def test_there_is_no_transformers_model_and_no_class_for_other_tasks(tmp_path):
+def test_there_is_no_transformers_model_and_no_class_for_other_tasks(tmp_path: Path) -> None:
     model = from_huggingface(FOLDER / FORK)
     for family in ("neobert", None):
         with pytest.raises(ConfigError, match="transformers has no neobert models; save_huggingface writes"):
@@ -401,11 +402,11 @@ class NeoBERTLMHead(PreTrainedModel):
             for part in path:
                 if part not in parent._modules:
                     parent.add_module(part, torch.nn.Module())
-                parent = parent._modules[part]
+                parent = parent.get_submodule(part)
             parent.register_parameter(last, torch.nn.Parameter(tensor))
 
 
-def test_a_model_of_its_own_code_is_read_like_its_folder():
+def test_a_model_of_its_own_code_is_read_like_its_folder() -> None:
     theirs = NeoBERTLMHead(OwnConfig())
     expected, actual = from_huggingface(FOLDER / OFFICIAL), from_huggingface(theirs)
     assert compared(actual.config) == compared(expected.config)
@@ -417,7 +418,7 @@ def test_a_model_of_its_own_code_is_read_like_its_folder():
 # ---------------------------------------------------------------------- bad folders
 
 
-def without(key):
+def without(key: Any) -> Any:
     return lambda tensors: {name: x for name, x in tensors.items() if name != key}
 
 
@@ -452,13 +453,13 @@ def without(key):
         (FORK, None, {"architectures": ["NeoBERTForMTEB"]}, r"The architecture is 'NeoBERTForMTEB'"),
     ],
 )
-def test_bad_folders_give_one_clear_error(tmp_path, name, change, values, message):
+def test_bad_folders_give_one_clear_error(tmp_path: Path, name: Any, change: Any, values: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         from_huggingface(copy_golden(name, tmp_path, change, **values))
 
 
-def test_a_tensor_of_another_size_is_named(tmp_path):
-    def cut(tensors):
+def test_a_tensor_of_another_size_is_named(tmp_path: Path) -> None:
+    def cut(tensors: Any) -> Any:
         key = "model.transformer_encoder.0.qkv.weight"
         return {**tensors, key: tensors[key][:-1].clone()}
 
@@ -469,7 +470,7 @@ def test_a_tensor_of_another_size_is_named(tmp_path):
 # ---------------------------------------------------------------------- other families are saved the same way
 
 
-def test_a_folder_of_a_transformers_family_is_what_transformers_reads(tmp_path):
+def test_a_folder_of_a_transformers_family_is_what_transformers_reads(tmp_path: Path) -> None:
     import transformers
 
     config = BertBlocksConfig(
@@ -477,7 +478,8 @@ def test_a_folder_of_a_transformers_family_is_what_transformers_reads(tmp_path):
     )
     model = BertBlocksForMaskedLM(config).eval()
     save_huggingface(model, tmp_path, "bert")
-    theirs, info = transformers.BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded: Any = transformers.BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, info = loaded
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     ids, mask = pad_ids(ragged_ids([9, 4]))
@@ -511,7 +513,7 @@ def write_yaml(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_documented_yaml(tmp_path):
+def test_the_documented_yaml(tmp_path: Path) -> None:
     config = read_yaml_config(write_yaml(tmp_path, DOCUMENTED))
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
     assert (config.mlp_type, config.hidden_act, config.intermediate_size) == ("glu", "silu", 2048)
@@ -537,12 +539,12 @@ def test_the_documented_yaml(tmp_path):
     ],
     ids=str,
 )
-def test_every_knob_of_the_yaml(tmp_path, values, expected):
+def test_every_knob_of_the_yaml(tmp_path: Path, values: Any, expected: Any) -> None:
     config = read_yaml_config(write_yaml(tmp_path, yaml.safe_dump({"model": values})))
     assert {key: getattr(config, key) for key in expected} == expected
 
 
-def test_a_yaml_model_can_be_built_and_run(tmp_path):
+def test_a_yaml_model_can_be_built_and_run(tmp_path: Path) -> None:
     sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     for options in ({}, {"rope": False, "rms_norm": False, "hidden_act": "gelu"}, {"ngpt": True}):
         text = yaml.safe_dump({"model": {**sizes, "intermediate_size": 48, **options}})
@@ -550,7 +552,7 @@ def test_a_yaml_model_can_be_built_and_run(tmp_path):
         assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
 
 
-def test_numbers_that_yaml_takes_for_text(tmp_path):
+def test_numbers_that_yaml_takes_for_text(tmp_path: Path) -> None:
     text = "model:\n  norm_eps: 1e-6\n  decoder_init_range: 2E-2\n"
     assert yaml.safe_load(text)["model"]["norm_eps"] == "1e-6"
     config = read_yaml_config(write_yaml(tmp_path, text))
@@ -575,6 +577,6 @@ def test_numbers_that_yaml_takes_for_text(tmp_path):
         ("model: !!python/object/apply:os.getcwd []\n", r"run.yaml is not valid YAML"),
     ],
 )
-def test_bad_yaml_gives_one_clear_error(tmp_path, text, message):
+def test_bad_yaml_gives_one_clear_error(tmp_path: Path, text: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_yaml_config(write_yaml(tmp_path, text))

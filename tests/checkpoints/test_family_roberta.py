@@ -1,6 +1,8 @@
 """What is particular to RoBERTa, its siblings and Megatron-BERT: positions, heads, siblings, refusals."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ TASKS = list(FAMILIES["roberta"].model_classes)
 PAD = 1
 
 
-def reference(name: str, task: str, **options):
+def reference(name: str, task: str, **options: Any) -> Any:
     options.setdefault("num_labels", 2 if task == "question-answering" else 3)
     model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
     with torch.no_grad():
@@ -40,7 +42,7 @@ def zero_padded() -> tuple[torch.Tensor, torch.Tensor]:
     return ids.masked_fill(mask == 0, 0), mask
 
 
-def assert_equal_outputs(ours, theirs, ids: torch.Tensor, mask: torch.Tensor) -> None:
+def assert_equal_outputs(ours: Any, theirs: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
     with torch.no_grad():
         expected, actual = theirs(ids, attention_mask=mask), ours(ids, attention_mask=mask)
     for key in expected:
@@ -49,7 +51,7 @@ def assert_equal_outputs(ours, theirs, ids: torch.Tensor, mask: torch.Tensor) ->
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
-def assert_equal_round_trip(ours, theirs, name: str) -> None:
+def assert_equal_round_trip(ours: Any, theirs: Any, name: str) -> None:
     again = to_huggingface(ours, name)
     assert type(again) is type(theirs)
     for key, tensor in theirs.state_dict().items():
@@ -61,7 +63,7 @@ def assert_equal_round_trip(ours, theirs, name: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_positions_count_from_the_published_padding_id(name, task):
+def test_positions_count_from_the_published_padding_id(name: Any, task: Any) -> None:
     theirs = reference(name, task, pad_token_id=PAD, bos_token_id=0, max_position_embeddings=302)
     ours = from_huggingface(theirs)
     assert ours.config.position_offset == PAD + 1
@@ -70,12 +72,12 @@ def test_positions_count_from_the_published_padding_id(name, task):
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_left_padding_does_not_shift_positions(name):
+def test_left_padding_does_not_shift_positions(name: Any) -> None:
     theirs = reference(name, "token-classification", pad_token_id=PAD, bos_token_id=0)
     assert_equal_outputs(from_huggingface(theirs), theirs, *batch("left"))
 
 
-def test_the_table_leaves_out_the_rows_before_the_first_position():
+def test_the_table_leaves_out_the_rows_before_the_first_position() -> None:
     """RoBERTa's published 514 rows are room for 512 tokens."""
     ours = from_huggingface(reference("roberta", "base", pad_token_id=PAD, bos_token_id=0, max_position_embeddings=12))
     ours(torch.full((1, 10), 5))
@@ -87,7 +89,7 @@ def test_the_table_leaves_out_the_rows_before_the_first_position():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_untied_decoder_keeps_its_matrix_and_its_bias(name):
+def test_an_untied_decoder_keeps_its_matrix_and_its_bias(name: Any) -> None:
     theirs = reference(name, "masked-lm", tie_word_embeddings=False)
     head = theirs.cls.predictions if name == "megatron-bert" else theirs.lm_head
     with torch.no_grad():
@@ -100,14 +102,14 @@ def test_an_untied_decoder_keeps_its_matrix_and_its_bias(name):
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_the_masked_lm_head_uses_gelu_whatever_the_layers_use(name):
+def test_the_masked_lm_head_uses_gelu_whatever_the_layers_use(name: Any) -> None:
     config = read_config(FAMILY_CASES[name].make_config(hidden_act="relu"))
     assert (config.hidden_act, config.mlm_head_act) == ("relu", "gelu")
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("has_pooler", [True, False])
-def test_a_base_model_keeps_its_pooler_or_its_lack(name, has_pooler):
+def test_a_base_model_keeps_its_pooler_or_its_lack(name: Any, has_pooler: Any) -> None:
     model_class = getattr(transformers, FAMILIES[name].model_classes["base"])
     theirs = model_class(FAMILY_CASES[name].make_config(), add_pooling_layer=has_pooler).eval()
     ours = from_huggingface(theirs)
@@ -121,7 +123,7 @@ def test_a_base_model_keeps_its_pooler_or_its_lack(name, has_pooler):
 
 @pytest.mark.parametrize(("classifier", "expected"), [(None, 0.2), (0.4, 0.4), (0.0, 0.0)])
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_every_dropout_of_theirs_is_one_of_ours(name, classifier, expected):
+def test_every_dropout_of_theirs_is_one_of_ours(name: Any, classifier: Any, expected: Any) -> None:
     dropouts = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": classifier}
     ours = read_config(FAMILY_CASES[name].make_config(**dropouts))
     assert (ours.embedding_dropout, ours.attention_output_dropout, ours.mlp_output_dropout) == (0.2, 0.2, 0.2)
@@ -131,7 +133,7 @@ def test_every_dropout_of_theirs_is_one_of_ours(name, classifier, expected):
     assert {key: getattr(theirs, key) for key in dropouts} == dropouts
 
 
-def test_megatron_bert_has_one_dropout_for_all_but_attention():
+def test_megatron_bert_has_one_dropout_for_all_but_attention() -> None:
     make_config = FAMILY_CASES["megatron-bert"].make_config
     ours = read_config(make_config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3))
     assert (ours.embedding_dropout, ours.attention_output_dropout, ours.mlp_output_dropout) == (0.2, 0.2, 0.2)
@@ -143,7 +145,7 @@ def test_megatron_bert_has_one_dropout_for_all_but_attention():
 
 @pytest.mark.parametrize("task", TASKS[1:])
 @pytest.mark.parametrize("name", NAMES)
-def test_dropouts_sit_at_the_same_places(name, task):
+def test_dropouts_sit_at_the_same_places(name: Any, task: Any) -> None:
     """Each dropout scales without dropping, so an extra dropout or a wrong rate changes the output."""
     dropouts = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
     if name in ROBERTAS:
@@ -162,7 +164,7 @@ def test_dropouts_sit_at_the_same_places(name, task):
 
 @pytest.mark.parametrize("target", ["roberta", "xlm-roberta", "camembert"])
 @pytest.mark.parametrize("source", ["roberta", "xlm-roberta", "camembert"])
-def test_siblings_hold_each_others_weights(source, target):
+def test_siblings_hold_each_others_weights(source: Any, target: Any) -> None:
     theirs = reference(source, "masked-lm")
     other = to_huggingface(from_huggingface(theirs), target)
     assert other.config.model_type == target
@@ -174,13 +176,13 @@ def test_siblings_hold_each_others_weights(source, target):
 # ---------------------------------------------------------------------- published files
 
 
-def save_tensors(folder, tensors: dict[str, torch.Tensor], config: dict) -> None:
+def save_tensors(folder: Any, tensors: dict[str, torch.Tensor], config: dict) -> None:
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
-def test_published_roberta_layout(tmp_path, name):
+def test_published_roberta_layout(tmp_path: Path, name: Any) -> None:
     """A checkpoint as on the hub: position_ids, an unused pooler, one decoder bias, and a key of transformers 4."""
     theirs = reference(name, "masked-lm", pad_token_id=PAD, bos_token_id=0)
     tensors = {key: tensor for key, tensor in theirs.state_dict().items() if key != "lm_head.decoder.bias"}
@@ -191,7 +193,7 @@ def test_published_roberta_layout(tmp_path, name):
     assert_equal_outputs(from_huggingface(tmp_path), theirs, *batch())
 
 
-def test_published_megatron_bert_with_its_next_sentence_head(tmp_path):
+def test_published_megatron_bert_with_its_next_sentence_head(tmp_path: Path) -> None:
     theirs = transformers.MegatronBertForPreTraining(FAMILY_CASES["megatron-bert"].make_config()).eval()
     tensors = {key: tensor for key, tensor in theirs.state_dict().items() if key not in theirs.all_tied_weights_keys}
     save_tensors(tmp_path, tensors, {**theirs.config.to_dict(), "architectures": ["MegatronBertForPreTraining"]})
@@ -204,7 +206,7 @@ def test_published_megatron_bert_with_its_next_sentence_head(tmp_path):
     torch.testing.assert_close(actual.seq_relationship_logits, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
-def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):
+def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path: Path) -> None:
     reference("roberta", "masked-lm").save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"has no classifier, classifier_head: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
@@ -224,13 +226,13 @@ def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_unsupported_config_values_raise_an_error_that_names_them(name, options, message):
+def test_unsupported_config_values_raise_an_error_that_names_them(name: Any, options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config(FAMILY_CASES[name].make_config(**options))
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_positions_need_a_padding_id(name):
+def test_positions_need_a_padding_id(name: Any) -> None:
     with pytest.raises(ConfigError, match="pad_token_id is None"):
         read_config(FAMILY_CASES[name].make_config(pad_token_id=None))
 
@@ -246,7 +248,9 @@ def test_positions_need_a_padding_id(name):
         ("megatron-bert", {"embedding_norm": True}, "embedding_norm is True; a megatron-bert checkpoint has False"),
     ],
 )
-def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(name, options, message):
+def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(
+    name: Any, options: Any, message: Any
+) -> None:
     config = read_config(FAMILY_CASES[name].make_config())
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(**{**config.to_dict(), **options}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ MODERN = {
 #: Twice the width of the tiny config.
 DOUBLE = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 48}
 
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bert": {},
     "modern": MODERN,
     "rms, untied": {**MODERN, "norm_fn": "rms", "tie_word_embeddings": False, "mlm_head_dense": False},
@@ -46,7 +48,7 @@ ARCHITECTURES = {
 }
 
 
-def randomized(model):
+def randomized(model: Any) -> Any:
     """Random biases and norms too, so a test notices if one of them is mapped wrongly."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +57,7 @@ def randomized(model):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_whole_multiples_of_the_width_compute_the_same(name):
+def test_whole_multiples_of_the_width_compute_the_same(name: Any) -> None:
     options = ARCHITECTURES[name]
     wider = dict(DOUBLE)
     if "num_kv_heads" in options:
@@ -73,7 +75,7 @@ def test_whole_multiples_of_the_width_compute_the_same(name):
 
 
 @pytest.mark.parametrize("task", [BertBlocksForPreTraining, BertBlocksForSequenceClassification])
-def test_other_heads_grow_too(task):
+def test_other_heads_grow_too(task: Any) -> None:
     small = randomized(task(tiny_config(num_labels=3)))
     large = grow(small, tiny_config(**DOUBLE, num_labels=3), noise=0.0).eval()
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -81,7 +83,7 @@ def test_other_heads_grow_too(task):
         torch.testing.assert_close(large(ids)[key], value, atol=2e-4, rtol=1e-4)
 
 
-def test_every_element_of_a_modern_layer_is_where_the_map_says():
+def test_every_element_of_a_modern_layer_is_where_the_map_says() -> None:
     """Width 24 -> 40, heads 3 -> 5, feed-forward 10 -> 16, which are not whole multiples, checked index by index."""
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 10}
     larger = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 16}
@@ -117,7 +119,7 @@ def kinds(every: int, layers: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("old", "new"), [(22, 28), (4, 12), (3, 7), (7, 7), (2, 9)])
-def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old, new):
+def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old: Any, new: Any) -> None:
     def model(layers: int) -> BertBlocksForMaskedLM:
         with torch.device("meta"):
             return BertBlocksForMaskedLM(tiny_config(**MODERN, num_hidden_layers=layers))
@@ -138,7 +140,7 @@ def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old, new):
         assert mapped == list(range(old))
 
 
-def test_a_deeper_model_has_copies_of_layers_and_all_else_as_it_was():
+def test_a_deeper_model_has_copies_of_layers_and_all_else_as_it_was() -> None:
     small = randomized(BertBlocksForMaskedLM(tiny_config(**MODERN, num_hidden_layers=4)))
     large = grow(small, tiny_config(**MODERN, num_hidden_layers=7))  # no width is tiled, so there is no noise
     mapped = depth_map(small, large)
@@ -150,14 +152,14 @@ def test_a_deeper_model_has_copies_of_layers_and_all_else_as_it_was():
     assert torch.equal(large.head.norm.weight, small.head.norm.weight)
 
 
-def test_growing_to_the_same_size_changes_nothing():
+def test_growing_to_the_same_size_changes_nothing() -> None:
     small = randomized(BertBlocksForMaskedLM(tiny_config(**MODERN)))
     again = grow(small, tiny_config(**MODERN))
     for name, weight in small.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight), name
 
 
-def train(model, ids: torch.Tensor, steps: int) -> float:
+def train(model: Any, ids: torch.Tensor, steps: int) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(steps):
         hidden = torch.rand(ids.shape, generator=torch.Generator().manual_seed(step)) < 0.3
@@ -169,7 +171,7 @@ def train(model, ids: torch.Tensor, steps: int) -> float:
 
 
 @torch.no_grad()
-def measure(model, ids: torch.Tensor) -> float:
+def measure(model: Any, ids: torch.Tensor) -> float:
     hidden = torch.rand(ids.shape, generator=torch.Generator().manual_seed(99)) < 0.3
     return model.eval()(ids.masked_fill(hidden, 3), labels=ids.masked_fill(~hidden, -100)).loss.item()
 
@@ -179,7 +181,7 @@ def measure(model, ids: torch.Tensor) -> float:
     [DOUBLE, {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 40, "num_hidden_layers": 4}],
     ids=["twice the width", "other widths and a layer more"],
 )
-def test_a_grown_model_starts_far_below_a_fresh_one(larger):
+def test_a_grown_model_starts_far_below_a_fresh_one(larger: Any) -> None:
     options = {**MODERN, "initializer_range": 0.05}
     # texts that count upwards, from which any hidden token can be told
     ids = (torch.arange(16) + torch.arange(24)[:, None]) % 50 + 5
@@ -193,7 +195,7 @@ def test_a_grown_model_starts_far_below_a_fresh_one(larger):
     assert train(large.train(), ids, 40) < start
 
 
-def test_noise_lets_copies_part_and_without_it_they_never_do():
+def test_noise_lets_copies_part_and_without_it_they_never_do() -> None:
     small = BertBlocksForMaskedLM(tiny_config(**MODERN))
     ids = torch.randint(5, 60, (4, 12))
     for noise, together in ((0.0, True), (0.01, False)):
@@ -203,7 +205,7 @@ def test_noise_lets_copies_part_and_without_it_they_never_do():
         assert torch.allclose(gradient[:24], gradient[24:], rtol=1e-3, atol=1e-5) == together
 
 
-def test_ngpt_grows_onto_the_sphere():
+def test_ngpt_grows_onto_the_sphere() -> None:
     options = {"ngpt": True, "embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope", "mask_token_id": 3}
     small = BertBlocksForMaskedDiffusion(tiny_config(**options))
     large = grow(small, tiny_config(**options, **DOUBLE))
@@ -227,13 +229,13 @@ def test_ngpt_grows_onto_the_sphere():
         ({}, {"mlm_head_size": 20}, r"head.inner.weight has no counterpart"),
     ],
 )
-def test_a_config_that_is_not_a_larger_model_of_the_same_kind_is_an_error(small, large, message):
+def test_a_config_that_is_not_a_larger_model_of_the_same_kind_is_an_error(small: Any, large: Any, message: Any) -> None:
     model = BertBlocksForMaskedLM(tiny_config(**small))
     with pytest.raises(ValueError, match=message):
         grow(model, tiny_config(**large))
 
 
-def test_base_to_large_of_modernbert_is_possible():
+def test_base_to_large_of_modernbert_is_possible() -> None:
     with torch.device("meta"):
         small, large = (
             BertBlocksForMaskedLM(BertBlocksConfig.from_preset(f"modernbert-{size}")) for size in ("base", "large")

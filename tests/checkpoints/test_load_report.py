@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,12 +29,12 @@ def claim(folder: Path, architecture: str) -> Path:
 
 
 @pytest.fixture
-def headless(tmp_path) -> Path:
+def headless(tmp_path: Path) -> Path:
     transformers.BertModel(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     return claim(tmp_path / "bert", "BertForMaskedLM")
 
 
-def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless):
+def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless: Any) -> None:
     with pytest.warns(UserWarning, match="names a masked-lm model but has no masked-lm head; it was read as base"):
         model, _ = bertblocks.load(headless)
     assert type(model) is BertBlocksModel
@@ -41,7 +42,7 @@ def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless):
     assert (report.family, report.task, report.named_task, report.fresh) == ("bert", "base", "masked-lm", ())
 
 
-def test_convert_proves_such_a_checkpoint_as_an_encoder(headless, tmp_path):
+def test_convert_proves_such_a_checkpoint_as_an_encoder(headless: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="read as base"):
         done = bertblocks.convert(headless, tmp_path / "ours")
     assert done.task == "base"
@@ -53,7 +54,7 @@ def test_convert_proves_such_a_checkpoint_as_an_encoder(headless, tmp_path):
         torch.testing.assert_close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
-def test_no_command_writes_a_head_that_was_never_trained(headless, tmp_path):
+def test_no_command_writes_a_head_that_was_never_trained(headless: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="read as base"):
         assert quantize_folder(headless, tmp_path / "int8", min_cosine=0.0).task == "base"
     assert not any("decoder" in name for name in load_file(tmp_path / "int8" / "model.safetensors"))
@@ -65,7 +66,7 @@ def test_no_command_writes_a_head_that_was_never_trained(headless, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_commands_take_the_head_that_they_are_told(tmp_path):
+def test_commands_take_the_head_that_they_are_told(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     for command, options in (("convert", []), ("quantize", ["--min-cosine", "0"])):
         arguments = [command, str(tmp_path / "bert"), str(tmp_path / command), "--task", "base", "--json", *options]
@@ -74,20 +75,20 @@ def test_commands_take_the_head_that_they_are_told(tmp_path):
         assert json.loads(done.stdout)["task"] == "base"
 
 
-def test_a_head_that_the_caller_asks_for_is_initialized_and_reported(headless):
+def test_a_head_that_the_caller_asks_for_is_initialized_and_reported(headless: Any) -> None:
     _, report = load_with_report(headless, "masked-lm")
     assert (report.task, report.fresh) == ("masked-lm", ("decoder", "head"))
     with pytest.raises(ValueError, match="has no trained masked-lm head: it lacks decoder, head"):
         load_trained(headless, "masked-lm")
 
 
-def test_a_pretraining_checkpoint_without_its_order_head_is_a_masked_lm(tmp_path):
+def test_a_pretraining_checkpoint_without_its_order_head_is_a_masked_lm(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     _, report = load_with_report(claim(tmp_path / "bert", "BertForPreTraining"))
     assert (report.task, report.fresh) == ("masked-lm", ())
 
 
-def test_filling_masks_without_a_head_is_an_error(headless):
+def test_filling_masks_without_a_head_is_an_error(headless: Any) -> None:
     tokenizer = wrap("wordpiece")
     with pytest.warns(UserWarning, match="read as base"):
         predictor = Predictor(headless, tokenizer)
@@ -98,13 +99,13 @@ def test_filling_masks_without_a_head_is_an_error(headless):
 
 
 @pytest.mark.parametrize("architecture", ["BertBlocksForSequenceClassification", "BertBlocksForMaskedLM"])
-def test_own_checkpoints_are_read_by_what_they_hold_too(tmp_path, architecture):
+def test_own_checkpoints_are_read_by_what_they_hold_too(tmp_path: Path, architecture: Any) -> None:
     BertBlocksModel(tiny_config()).save_pretrained(tmp_path / "own")
     _, report = load_with_report(claim(tmp_path / "own", architecture))
     assert (report.family, report.task, report.fresh) == ("bertblocks", "base", ())
 
 
-def test_an_encoder_read_from_a_task_model_has_no_invented_pooler(tmp_path):
+def test_an_encoder_read_from_a_task_model_has_no_invented_pooler(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path / "own")
     model, report = load_with_report(tmp_path / "own", "base")
     assert model.pooler is None
@@ -112,7 +113,7 @@ def test_an_encoder_read_from_a_task_model_has_no_invented_pooler(tmp_path):
     assert report.unread == ("decoder", "head")
 
 
-def test_a_stored_copy_of_a_tied_decoder_is_not_called_unread(tmp_path):
+def test_a_stored_copy_of_a_tied_decoder_is_not_called_unread(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     weights = tmp_path / "bert" / "model.safetensors"
     tensors = load_file(weights)

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_auto_classes_in_a_new_process(tmp_path):
+def test_auto_classes_in_a_new_process(tmp_path: Path) -> None:
     """`import bertblocks` before transformers is all it takes."""
     ids = torch.tensor([[1, 2, 3, 4]])
     for task in AUTO_CLASSES:
@@ -55,12 +57,12 @@ for task, name in {AUTO_CLASSES!r}.items():
         "import bertblocks.config; from transformers import AutoConfig",
     ],
 )
-def test_registered_whatever_the_order_of_imports(imports):
+def test_registered_whatever_the_order_of_imports(imports: Any) -> None:
     code = f"{imports}; print(type(AutoConfig.for_model('bertblocks')).__name__)"
     assert run(code).strip() == "BertBlocksConfig"
 
 
-def test_import_is_light():
+def test_import_is_light() -> None:
     loaded = "print(*(name for name in ('torch', 'transformers', 'datasets', 'jax', 'peft') if name in sys.modules))"
     assert run(f"import sys, bertblocks; {loaded}").split() == []
     assert run(f"import sys, bertblocks.models; {loaded}").split() == ["torch", "transformers"]
@@ -69,7 +71,7 @@ def test_import_is_light():
 # ---------------------------------------------------------------------- between tasks
 
 
-def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path):
+def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path: Path) -> None:
     pretrained = BertBlocksForMaskedLM(tiny_config())
     pretrained.save_pretrained(tmp_path)
     model = BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
@@ -82,7 +84,7 @@ def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path):
             assert torch.isfinite(parameter).all(), name
 
 
-def test_a_task_checkpoint_gives_back_its_encoder_and_pooler(tmp_path):
+def test_a_task_checkpoint_gives_back_its_encoder_and_pooler(tmp_path: Path) -> None:
     classifier = BertBlocksForSequenceClassification(tiny_config())
     classifier.save_pretrained(tmp_path)
     base = BertBlocksModel.from_pretrained(tmp_path)
@@ -92,7 +94,7 @@ def test_a_task_checkpoint_gives_back_its_encoder_and_pooler(tmp_path):
 # ---------------------------------------------------------------------- bad files
 
 
-def damage(folder, how: str) -> None:
+def damage(folder: Any, how: str) -> None:
     weights = folder / "model.safetensors"
     if how == "truncated":
         weights.write_bytes(weights.read_bytes()[:-50])
@@ -134,21 +136,21 @@ def damage(folder, how: str) -> None:
         ("wrong shape", r"the weights do not have the shapes that the config asks for"),
     ],
 )
-def test_bad_files_are_errors_and_never_load_partially(tmp_path, how, message):
+def test_bad_files_are_errors_and_never_load_partially(tmp_path: Path, how: Any, message: Any) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, how)
     with pytest.raises((OSError, ValueError), match=message):
         BertBlocksForMaskedLM.from_pretrained(tmp_path)
 
 
-def test_pickles_are_not_read_even_when_asked_for(tmp_path):
+def test_pickles_are_not_read_even_when_asked_for(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, "pickle only")
     with pytest.raises(ValueError, match="never pickles"):
         BertBlocksForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
-def test_a_saved_model_loads_completely(tmp_path):
+def test_a_saved_model_loads_completely(tmp_path: Path) -> None:
     for options in ({}, {"ngpt": True, "ngpt_logit_scale": True}, {"tie_word_embeddings": False, "qk_norm": True}):
         model = BertBlocksForMaskedLM(tiny_config(**options))
         with torch.no_grad():

@@ -7,7 +7,9 @@ import runpy
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,20 +26,20 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
-def _same_verbosity():
+def _same_verbosity() -> Iterator[Any]:
     """Restores transformers' verbosity, which commands change."""
     before = transformers.logging.get_verbosity()
     yield
     transformers.logging.set_verbosity(before)
 
 
-def run(*arguments: str, expect: int = 0):
+def run(*arguments: str, expect: int = 0) -> Any:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == expect, result.output
     return result
 
 
-def run_json(*arguments: str):
+def run_json(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json").stdout)
 
 
@@ -48,7 +50,7 @@ def parameter_count(config: BertBlocksConfig, task: str) -> int:
 # ---------------------------------------------------------------------- help and version
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
         "from bertblocks.cli.main import main\n"
@@ -64,26 +66,26 @@ def test_help_imports_nothing_heavy():
         assert result.stderr.strip() == "[]"
 
 
-def test_version():
+def test_version() -> None:
     assert run("--version").stdout == f"bertblocks {bertblocks.__version__}\n"
 
 
-def test_help_names_every_command():
+def test_help_names_every_command() -> None:
     assert all(command in run("--help").stdout for command in ("describe", "compare", "presets"))
 
 
-def test_the_help_of_a_finetuning_task_lists_its_settings():
+def test_the_help_of_a_finetuning_task_lists_its_settings() -> None:
     text = run("finetune", "tag", "--help").stdout
     assert "every_piece" in text
     assert "Labels all tokens of a word" in text
 
 
-def test_a_setting_may_be_written_as_an_option(tmp_path):
+def test_a_setting_may_be_written_as_an_option(tmp_path: Path) -> None:
     error = run("finetune", "classify", "--epochs", "-3", "--model", tmp_path, "--train", "x.csv", expect=1).stderr
     assert "epochs" in error
 
 
-def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch):
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     error = run("embed", "nosuchmodel", "plain", expect=1).stderr
     assert error.startswith("bertblocks: nosuchmodel is not a folder, and it could not be downloaded")
@@ -92,7 +94,7 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch):
 # ---------------------------------------------------------------------- describe
 
 
-def test_describe_tells_of_modules_parameters_and_cost():
+def test_describe_tells_of_modules_parameters_and_cost() -> None:
     text = run("describe", "modernbert-base").stdout
     assert text.startswith("modernbert-base  ModernBERT-base (Warner et al., 2024)\n22 layers of 768")
     assert "(1-2, 4-5, 7-8, ..., 19-20): 14 x Block(local)" in text
@@ -104,14 +106,14 @@ def test_describe_tells_of_modules_parameters_and_cost():
 
 
 @pytest.mark.parametrize("task", typing.get_args(TaskName))
-def test_describe_counts_the_head_of_the_task(task):
+def test_describe_counts_the_head_of_the_task(task: Any) -> None:
     found = run_json("describe", "mini", "--task", task, "--length", "8")
     assert found["task"] == task
     assert found["parameters"]["total"] == parameter_count(BertBlocksConfig.from_preset("mini"), task)
     assert found["tree"]["kind"] == TASK_MODELS[task].__name__
 
 
-def test_describe_json_holds_everything():
+def test_describe_json_holds_everything() -> None:
     found = run_json("describe", "mini", "--length", "16", "--length", "64")
     assert set(found) == {"name", "description", "summary", "task", "config", "parameters", "costs", "tree"}
     assert found["config"]["layer_types"] == ["global", "local", "local", "global"]
@@ -123,13 +125,13 @@ def test_describe_json_holds_everything():
     assert [layer["layers"] for layer in layers] == [[0], [1, 2], [3]]
 
 
-def test_describe_stops_at_learned_positions():
+def test_describe_stops_at_learned_positions() -> None:
     assert [cost["length"] for cost in run_json("describe", "bert-base")["costs"]] == [128, 512]
     error = run("describe", "bert-base", "--length", "513", expect=1).stderr
     assert error == "bertblocks: The length is 513; it must be from 1 to 512, the number of learned positions.\n"
 
 
-def test_describe_reads_folders_and_files_of_every_kind(tmp_path):
+def test_describe_reads_folders_and_files_of_every_kind(tmp_path: Path) -> None:
     own = BertBlocksConfig.from_preset("mini", layer_overrides={1: {"hidden_act": "silu"}})
     own.save_pretrained(tmp_path / "own")
     theirs = transformers.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
@@ -148,14 +150,14 @@ def test_describe_reads_folders_and_files_of_every_kind(tmp_path):
     assert run_json("describe", tmp_path / "keys.json")["config"]["head_dim"] == 2
 
 
-def test_a_preset_comes_before_a_folder_of_its_name(tmp_path, monkeypatch):
+def test_a_preset_comes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     BertBlocksConfig.from_preset("mini", num_hidden_layers=2).save_pretrained(tmp_path / "mini")
     monkeypatch.chdir(tmp_path)
     assert run_json("describe", "mini")["config"]["num_hidden_layers"] == 4
     assert run_json("describe", "./mini")["config"]["num_hidden_layers"] == 2
 
 
-def test_describe_mermaid_is_a_flowchart_and_nothing_else():
+def test_describe_mermaid_is_a_flowchart_and_nothing_else() -> None:
     lines = run("describe", "mini", "--task", "sequence-classification", "--mermaid").stdout.splitlines()
     assert lines[0] == "flowchart TD"
     assert '    pooling["pooling: mean"]' in lines
@@ -165,7 +167,7 @@ def test_describe_mermaid_is_a_flowchart_and_nothing_else():
 # ---------------------------------------------------------------------- compare
 
 
-def test_compare_shows_what_differs_and_by_how_much(tmp_path):
+def test_compare_shows_what_differs_and_by_how_much(tmp_path: Path) -> None:
     BertBlocksConfig.from_preset("mini", norm_fn="rms", intermediate_size=192).save_pretrained(tmp_path)
     found = run_json("compare", "mini", tmp_path)
     assert found["config"] == {"intermediate_size": {"a": 96, "b": 192}, "norm_fn": {"a": "layer", "b": "rms"}}
@@ -178,14 +180,14 @@ def test_compare_shows_what_differs_and_by_how_much(tmp_path):
     assert ["feed-forward", "73,728", "147,456", "2.00"] in rows
 
 
-def test_compare_writes_layers_briefly_and_ratios_only_where_there_are_any():
+def test_compare_writes_layers_briefly_and_ratios_only_where_there_are_any() -> None:
     rows = [" ".join(line.split()) for line in run("compare", "modernbert-base", "bert-base").stdout.splitlines()]
     assert "layer_types global: 0, 3, 6, ..., 21; local: 1-2, 4-5, 7-8, ..., 19-20 global: 0-11" in rows
     assert "position and type embedding 0 394,752 -" in rows
     assert {row.split()[0] for row in rows if "attention over keys" in row} == {"128", "512"}
 
 
-def test_compare_says_when_nothing_differs(tmp_path):
+def test_compare_says_when_nothing_differs(tmp_path: Path) -> None:
     BertBlocksConfig.from_preset("mini").save_pretrained(tmp_path)
     text = run("compare", "mini", tmp_path).stdout
     assert text == f"Nothing differs: mini and {tmp_path} are the same architecture of 277,120 parameters.\n"
@@ -195,7 +197,7 @@ def test_compare_says_when_nothing_differs(tmp_path):
 # ---------------------------------------------------------------------- presets
 
 
-def test_presets_lists_them_all():
+def test_presets_lists_them_all() -> None:
     rows = run_json("presets")
     assert [row["name"] for row in rows] == preset_names()
     by_name = {row["name"]: row for row in rows}
@@ -214,7 +216,7 @@ def test_presets_lists_them_all():
 # ---------------------------------------------------------------------- output
 
 
-def test_piped_output_is_neither_cut_nor_coloured(monkeypatch):
+def test_piped_output_is_neither_cut_nor_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for command in (["presets"], ["describe", "bert-base"], ["compare", "bert-base", "modernbert-base"]):
         text = run(*command).stdout
@@ -241,7 +243,7 @@ def test_piped_output_is_neither_cut_nor_coloured(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("command", ["describe", "compare"])
-def test_a_bad_file_is_named_in_one_sentence(tmp_path, content, message, command):
+def test_a_bad_file_is_named_in_one_sentence(tmp_path: Path, content: Any, message: Any, command: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
     result = run(command, *(["mini"] if command == "compare" else []), tmp_path, expect=1)
@@ -264,7 +266,9 @@ def test_a_bad_file_is_named_in_one_sentence(tmp_path, content, message, command
         (".", "config.json does not exist."),
     ],
 )
-def test_what_does_not_exist_is_said_so(tmp_path, monkeypatch, name, message):
+def test_what_does_not_exist_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any, message: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("describe", name, expect=1)
     assert result.stdout == ""
@@ -283,14 +287,14 @@ def test_what_does_not_exist_is_said_so(tmp_path, monkeypatch, name, message):
         ["draw", "mini"],
     ],
 )
-def test_wrong_usage_ends_with_code_2(arguments):
+def test_wrong_usage_ends_with_code_2(arguments: Any) -> None:
     assert run(*arguments, expect=2).stdout == ""
 
 
 # ---------------------------------------------------------------------- example
 
 
-def test_the_minilm_example_agrees_with_transformers_and_ranks(capsys):
+def test_the_minilm_example_agrees_with_transformers_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:
         runpy.run_path(str(EXAMPLES / "minilm.py"))
     torch.set_flush_denormal(False)  # what the example sets holds for the whole process

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,19 +70,19 @@ def rows(texts: np.ndarray, first: int) -> list[list[DocumentChunk]]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = tmp_path_factory.mktemp("words") / "vocab.txt"
     file.write_text("\n".join([*SPECIAL, *WORDS]))
     return BertTokenizer(str(file))
 
 
 @pytest.fixture(scope="module")
-def objective(tokenizer):
+def objective(tokenizer: Any) -> Any:
     return MaskedDiffusion(Vocabulary.from_tokenizer(tokenizer))
 
 
 @pytest.fixture(scope="module")
-def model(objective):
+def model(objective: Any) -> Any:
     """Trained on texts of the chain until it knows it."""
     torch.manual_seed(0)
     options = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.05}
@@ -100,14 +102,14 @@ def model(objective):
     return model.eval()
 
 
-def test_the_bound_meets_the_entropy_of_the_texts(model, objective):
+def test_the_bound_meets_the_entropy_of_the_texts(model: Any, objective: Any) -> None:
     with torch.no_grad():
         batch = objective.batch(rows(draw_texts(4000, seed=10**6), 0), seed=1)
         bound = objective.losses(model, batch)["masked_diffusion"].item() / batch.counts["masked_diffusion"]
     assert bound == pytest.approx(chain_entropy() / LENGTH, rel=0.05)
 
 
-def test_samples_follow_the_distribution(model):
+def test_samples_follow_the_distribution(model: Any) -> None:
     """Words and neighbours come as often as in the chain. Few at a time: several at once are drawn apart."""
     canvas = torch.full((2000, LENGTH + 2), 4)
     canvas[:, 0], canvas[:, -1] = 2, 3
@@ -124,7 +126,7 @@ def test_samples_follow_the_distribution(model):
     assert np.abs(found - expected).sum() / 2 < 0.06
 
 
-def test_infill_follows_the_distribution_given_its_neighbours(model):
+def test_infill_follows_the_distribution_given_its_neighbours(model: Any) -> None:
     """the ? sat: cat by 0.6 * 0.8, dog by 0.4 * 0.1."""
     ids = torch.tensor([[2, 5, 4, 8, 10, 5, 6, 3]]).repeat(3000, 1)
     filled = model.infill(ids, steps=1, temperature=1.0, generator=torch.Generator().manual_seed(1))
@@ -134,7 +136,7 @@ def test_infill_follows_the_distribution_given_its_neighbours(model):
     assert share == pytest.approx(0.48 / 0.52, abs=0.04)
 
 
-def test_infill_never_alters_given_tokens(model):
+def test_infill_never_alters_given_tokens(model: Any) -> None:
     generator = torch.Generator().manual_seed(2)
     for steps, order, block in ((1, "confidence", None), (7, "ancestral", None), (9, "confidence", 2)):
         ids = torch.randint(1, 11, (200, 12), generator=generator)
@@ -147,7 +149,7 @@ def test_infill_never_alters_given_tokens(model):
         assert not ((filled == 4) & (mask == 1)).any()
 
 
-def test_each_step_is_shown_and_reveals_more(model):
+def test_each_step_is_shown_and_reveals_more(model: Any) -> None:
     seen: list[torch.Tensor] = []
     ids = torch.tensor([[2, 4, 4, 4, 4, 4, 4, 3]])
     filled = model.infill(ids, steps=3, on_step=lambda now: seen.append(now.clone()))
@@ -159,20 +161,20 @@ def test_each_step_is_shown_and_reveals_more(model):
 
 
 @pytest.fixture(scope="module")
-def folder(model, tokenizer, tmp_path_factory):
+def folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("diffusion")
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
 
 
-def run(*arguments: str, expect: int = 0):
+def run(*arguments: str, expect: int = 0) -> Any:
     result = CliRunner().invoke(app, ["generate", *arguments])
     assert result.exit_code == expect, result.output
     return result
 
 
-def test_a_pipe_gets_the_text_alone(folder):
+def test_a_pipe_gets_the_text_alone(folder: Any) -> None:
     text = run(folder, "the cat", "--length", "4", "--seed", "1").stdout
     assert text.startswith("the cat ")
     assert text.count("\n") == 1
@@ -180,14 +182,14 @@ def test_a_pipe_gets_the_text_alone(folder):
     assert run(folder, "--length", "5", "--block", "2", "--top-k", "3", "--top-p", "0.9", "--order", "ancestral").stdout
 
 
-def test_infill_keeps_what_is_given(folder):
+def test_infill_keeps_what_is_given(folder: Any) -> None:
     found = json.loads(run(folder, "--infill", "the [MASK] sat . the [MASK]", "--temperature", "0", "--json").stdout)
     assert found["text"] == "the cat sat. the cat"
     assert found["written"] == [2, 6]
     assert found["ids"] == [2, *(FIRST + WORDS.index(word) for word in ["the", "cat", "sat", ".", "the", "cat"]), 3]
 
 
-def test_a_terminal_sees_masks_turn_into_words(folder, monkeypatch):
+def test_a_terminal_sees_masks_turn_into_words(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(output, "make_console", lambda: Console(file=screen, force_terminal=True, width=80))
     run(folder, "the", "--length", "5", "--steps", "5", "--seed", "0")
@@ -204,17 +206,17 @@ def test_a_terminal_sees_masks_turn_into_words(folder, monkeypatch):
         (["--top-p", "-0.5"], 1, "top_p is -0.5; it must be greater than 0"),
     ],
 )
-def test_mistakes_are_one_sentence(folder, arguments, code, message):
+def test_mistakes_are_one_sentence(folder: Any, arguments: Any, code: Any, message: Any) -> None:
     assert message in " ".join(run(folder, *arguments, expect=code).stderr.split())
 
 
-def test_a_model_without_a_tokenizer_or_without_a_folder(model, tmp_path):
+def test_a_model_without_a_tokenizer_or_without_a_folder(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "bare")
     assert "does not have a tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
     assert "is not a checkpoint folder" in run(str(tmp_path / "none"), expect=1).stderr
 
 
-def test_the_entropy_is_that_of_all_texts():
+def test_the_entropy_is_that_of_all_texts() -> None:
     """By the sum over all 6^6 texts."""
     share = START.copy()
     for _ in range(LENGTH - 1):

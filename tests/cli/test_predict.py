@@ -6,6 +6,9 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +31,14 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def _same_verbosity():
+def _same_verbosity() -> Iterator[Any]:
     before = transformers.logging.get_verbosity()
     yield
     transformers.logging.set_verbosity(before)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A small random checkpoint for every command."""
     torch.manual_seed(0)
     root, found = tmp_path_factory.mktemp("models"), {}
@@ -47,7 +50,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
     return found
 
 
-def run(*arguments: str, expect: int = 0, stdin: str | None = None):
+def run(*arguments: str, expect: int = 0, stdin: str | None = None) -> Any:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
     assert result.exit_code == expect, result.output
     return result
@@ -57,7 +60,7 @@ def run_json(*arguments: str) -> list[dict]:
     return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
 
 
-def test_classify(folders):
+def test_classify(folders: Any) -> None:
     texts = ["plain words", "two here"]
     expected = Predictor(folders["classify"]).classify(texts)
     found = run_json("classify", folders["classify"], *texts)
@@ -77,7 +80,7 @@ def test_classify(folders):
     assert len(pair["scores"]) == 1
 
 
-def test_tag(folders):
+def test_tag(folders: Any) -> None:
     found = run_json("tag", folders["tag"], LONG)[0]
     assert found["tags"]
     assert all(LONG[tag["start"] : tag["end"]] == tag["text"] for tag in found["tags"])
@@ -86,7 +89,7 @@ def test_tag(folders):
     assert [line.split()[-1] for line in lines] == ["text", "plain", "words"]
 
 
-def test_answer(folders):
+def test_answer(folders: Any) -> None:
     found = run_json("answer", folders["answer"], "two words are here", "-q", "plain?", "--n-best", "2")[0]
     assert found["question"] == "plain?"
     assert found["text"] == "two words are here"[found["start"] : found["end"]] != ""
@@ -96,7 +99,7 @@ def test_answer(folders):
     assert "The question is missing" in run("answer", folders["answer"], "two", expect=1).stderr
 
 
-def test_embed(folders):
+def test_embed(folders: Any) -> None:
     found = run_json("embed", folders["embed"], "plain words", "", "--dimensions", "8")
     expected = Predictor(folders["embed"]).encode(["plain words", ""], dimensions=8)
     np.testing.assert_allclose([row["embedding"] for row in found], expected, atol=0.02)
@@ -104,7 +107,7 @@ def test_embed(folders):
     assert shown[1].split()[4:] == ["...", "plain", "words"]
 
 
-def test_fill_mask(folders):
+def test_fill_mask(folders: Any) -> None:
     found = run_json("fill-mask", folders["fill-mask"], "plain [MASK] [MASK]", "--top-k", "2")[0]
     assert [len(mask) for mask in found["masks"]] == [2, 2]
     lines = run("fill-mask", folders["fill-mask"], "plain [MASK]", "--top-k", "3").stdout.splitlines()
@@ -113,7 +116,7 @@ def test_fill_mask(folders):
     assert "bertblocks: Text 0 does not contain [MASK].\n" in error
 
 
-def test_int8_and_threads(folders):
+def test_int8_and_threads(folders: Any) -> None:
     result = run("embed", folders["embed"], "plain", "--int8", "--threads", "1", "--json")
     assert "int8, threads: 1" in result.stderr
     exact = Predictor(folders["embed"], dtype=torch.float32).encode(["plain"])[0]
@@ -123,7 +126,7 @@ def test_int8_and_threads(folders):
 # ---------------------------------------------------------------------- files
 
 
-def test_a_named_column_does_not_change_the_order_of_a_pair(folders, tmp_path):
+def test_a_named_column_does_not_change_the_order_of_a_pair(folders: Any, tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("text,second\nplain,words\n")
     found = run_json("classify", folders["classify"], "--file", table, "--column", "text_pair=second")
@@ -133,7 +136,7 @@ def test_a_named_column_does_not_change_the_order_of_a_pair(folders, tmp_path):
     assert run_json("answer", folders["answer"], "--file", questions)[0]["question"] == "plain?"
 
 
-def test_files_of_every_kind(folders, tmp_path):
+def test_files_of_every_kind(folders: Any, tmp_path: Path) -> None:
     lines = tmp_path / "texts.txt"
     lines.write_text("plain words\n\ntwo\n")
     assert [row["text"] for row in run_json("embed", folders["embed"], "--file", lines)] == ["plain words", "", "two"]
@@ -158,7 +161,7 @@ def test_files_of_every_kind(folders, tmp_path):
     assert run_json("answer", folders["answer"], "-f", asked)[0]["question"] == "plain?"
 
 
-def test_squad_files_are_asked_as_they_are(folders, tmp_path):
+def test_squad_files_are_asked_as_they_are(folders: Any, tmp_path: Path) -> None:
     paragraph = {
         "context": "two words are here",
         "qas": [{"id": "1", "question": "plain?", "answers": [{"text": "two", "answer_start": 0}]}],
@@ -169,7 +172,7 @@ def test_squad_files_are_asked_as_they_are(folders, tmp_path):
     assert [row["question"] for row in found] == ["plain?"]
 
 
-def test_lines_of_a_pipe_are_answered_one_by_one(folders):
+def test_lines_of_a_pipe_are_answered_one_by_one(folders: Any) -> None:
     """The next line is sent only after the result of the last one: held-back output would hang the test."""
     program = "from bertblocks.cli.main import main; main()"
     arguments = ["embed", folders["embed"], "-", "--json", "--threads", "1"]
@@ -198,7 +201,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one(folders):
         (["plain", "--dimensions", "99"], "dimensions is 99; it must be between 1 and 32."),
     ],
 )
-def test_bad_use_is_one_sentence(folders, arguments, message):
+def test_bad_use_is_one_sentence(folders: Any, arguments: Any, message: Any) -> None:
     result = run("embed", folders["embed"], *arguments, expect=1)
     assert message in result.stderr
     assert "Traceback" not in result.output
@@ -218,12 +221,12 @@ def test_bad_use_is_one_sentence(folders, arguments, message):
         ("a.txt", "caf\u00e9\n".encode("latin-1"), "a.txt line 1: byte 0xe9 is not UTF-8"),
     ],
 )
-def test_bad_lines_are_named(folders, tmp_path, name, content, message):
+def test_bad_lines_are_named(folders: Any, tmp_path: Path, name: Any, content: Any, message: Any) -> None:
     (tmp_path / name).write_bytes(content)
     assert message in run("embed", folders["embed"], "--file", tmp_path / name, expect=1).stderr
 
 
-def test_wrong_models_and_long_texts(folders, tmp_path):
+def test_wrong_models_and_long_texts(folders: Any, tmp_path: Path) -> None:
     error = run("classify", folders["embed"], "plain", expect=1).stderr
     assert "classify needs a model with a sequence-classification head; this model is a BertBlocksModel." in error
     assert "is not a checkpoint folder" in run("embed", tmp_path / "none", "plain", expect=1).stderr

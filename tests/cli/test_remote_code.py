@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ class Evil(PreTrainedTokenizerFast):
 
 
 @pytest.fixture
-def evil(tmp_path) -> tuple[Path, Path]:
+def evil(tmp_path: Path) -> tuple[Path, Path]:
     """A folder in our own format whose tokenizer is a class in a file of the folder, and the file it would write."""
     folder, witness = tmp_path / "evil", tmp_path / "witness"
     make_bert("BertForSequenceClassification", **labelled("a", "b")).save_pretrained(tmp_path / "bert")
@@ -54,7 +55,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_runs_code_of_a_checkpoint(evil, tmp_path, command):
+def test_no_command_runs_code_of_a_checkpoint(evil: Any, tmp_path: Path, command: Any) -> None:
     folder, witness = evil
     train = tmp_path / "train.csv"
     train.write_text("text,label\n" + "plain words,a\ntwo here,b\n" * 10)
@@ -70,7 +71,7 @@ def test_no_command_runs_code_of_a_checkpoint(evil, tmp_path, command):
         assert "BertBlocks never runs" in done.stderr
 
 
-def test_a_process_does_not_take_an_answer_from_a_pipe(evil):
+def test_a_process_does_not_take_an_answer_from_a_pipe(evil: Any) -> None:
     folder, witness = evil
     command = [sys.executable, "-m", "bertblocks", "embed", str(folder), "-"]
     done = subprocess.run(command, input="y\nhi\n", capture_output=True, text=True, timeout=120)
@@ -79,7 +80,7 @@ def test_a_process_does_not_take_an_answer_from_a_pipe(evil):
     assert not witness.exists()
 
 
-def test_no_function_runs_code_of_a_checkpoint(evil):
+def test_no_function_runs_code_of_a_checkpoint(evil: Any) -> None:
     folder, witness = evil
     for load in (bertblocks.load, bertblocks.Predictor, load_tokenizer):
         with pytest.raises(ValueError, match="needs Python code from the checkpoint, which BertBlocks never runs"):
@@ -87,7 +88,7 @@ def test_no_function_runs_code_of_a_checkpoint(evil):
     assert not witness.exists()
 
 
-def test_flax_runs_no_code_of_a_checkpoint(evil):
+def test_flax_runs_no_code_of_a_checkpoint(evil: Any) -> None:
     pytest.importorskip("flax")
     from bertblocks import flax
 
@@ -97,7 +98,7 @@ def test_flax_runs_no_code_of_a_checkpoint(evil):
     assert not witness.exists()
 
 
-def test_there_is_one_place_that_opens_tokenizers():
+def test_there_is_one_place_that_opens_tokenizers() -> None:
     root = Path(bertblocks.__file__).parent
     users = [path for path in root.rglob("*.py") if "AutoTokenizer.from_pretrained" in path.read_text()]
     assert [path.relative_to(root).as_posix() for path in users] == ["text/tokenizers.py"]

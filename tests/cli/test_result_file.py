@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +23,17 @@ ROWS = [
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path: Path) -> Any:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return path
 
 
-def read_jsonl(path) -> list[dict]:
+def read_jsonl(path: Any) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_rows_keep_their_columns_and_location(folders, table, tmp_path):  # noqa: F811
+def test_rows_keep_their_columns_and_location(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
     output = tmp_path / "out.jsonl"
     printed = run_json("classify", folders["classify"], "--file", table)
     result = run("classify", folders["classify"], "--file", table, "--output", output)
@@ -47,7 +49,7 @@ def test_rows_keep_their_columns_and_location(folders, table, tmp_path):  # noqa
     assert not (tmp_path / "out.jsonl.partial").exists()
 
 
-def test_a_column_with_the_name_of_a_result_is_kept(folders, tmp_path):  # noqa: F811
+def test_a_column_with_the_name_of_a_result_is_kept(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "plain", "labels": ["mine"], "location": "here"}\n')
     found = run_json("classify", folders["classify"], "--file", path)[0]
@@ -56,7 +58,7 @@ def test_a_column_with_the_name_of_a_result_is_kept(folders, tmp_path):  # noqa:
     assert found["labels"] != ["mine"]
 
 
-def test_every_format_holds_the_same(folders, table, tmp_path):  # noqa: F811
+def test_every_format_holds_the_same(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
     parquet = pytest.importorskip("pyarrow.parquet")
     arguments = ("embed", folders["embed"], "--file", table, "--dtype", "float32", "--device", "cpu", "--output")
     for ending in ("jsonl", "csv", "parquet", "npy"):
@@ -77,7 +79,7 @@ def test_every_format_holds_the_same(folders, table, tmp_path):  # noqa: F811
     np.testing.assert_array_equal(np.float32([json.loads(row["embedding"]) for row in cells]), expected)
 
 
-def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders, tmp_path):  # noqa: F811
+def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "plain"}\n{"text": null}\n{"text": "words"}\n{oops\n{"text": "here"}\n')
     result = run("embed", folders["embed"], "--file", path, "--json", expect=1)
@@ -89,7 +91,7 @@ def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders, tmp_pa
     assert f"{path} line 4" in result.stderr
 
 
-def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders, tmp_path):  # noqa: F811
+def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.txt"
     path.write_text("plain [MASK]\nwords\ntwo [MASK]\n")
     result = run("fill-mask", folders["fill-mask"], "--file", path, "--json", expect=1)
@@ -99,16 +101,16 @@ def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders, tmp_pat
     assert len(result.stdout.splitlines()) == 2
 
 
-def test_a_limit_ends_the_run(folders, table):  # noqa: F811
+def test_a_limit_ends_the_run(folders: Any, table: Any) -> None:  # noqa: F811
     assert len(run_json("embed", folders["embed"], "--file", table, "--limit", "2")) == 2
 
 
-def test_an_interrupted_run_resumes(folders, table, tmp_path, monkeypatch):  # noqa: F811
+def test_an_interrupted_run_resumes(folders: Any, table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     output, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     run("classify", folders["classify"], "--file", table, "--output", whole)
     add = ResultFile.add
 
-    def stop(self, index, record):
+    def stop(self: Any, index: Any, record: Any) -> None:
         if index == 2:
             raise KeyboardInterrupt
         add(self, index, record)
@@ -139,13 +141,19 @@ def test_an_interrupted_run_resumes(folders, table, tmp_path, monkeypatch):  # n
         (["--device", "nonsense"], "--device is 'nonsense', which is not available here"),
     ],
 )
-def test_wrong_options_are_one_sentence(folders, tmp_path, monkeypatch, options, message):  # noqa: F811
+def test_wrong_options_are_one_sentence(
+    folders: Any,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Any,
+    message: Any,
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert message in run("classify", folders["classify"], "plain", *options, expect=1).stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_escapes_in_data_do_not_reach_the_terminal(folders, tmp_path):  # noqa: F811
+def test_escapes_in_data_do_not_reach_the_terminal(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.txt"
     path.write_text("plain \x1b[31m words \x9b31m\n", encoding="utf-8")
     table = run("classify", folders["classify"], "--file", path)

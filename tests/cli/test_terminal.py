@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ TEXTS = ["plain words", "two here", "leading words are here"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root, found = tmp_path_factory.mktemp("models"), {}
     for command, (kind, options) in KINDS.items():
         folder = root / command
@@ -73,7 +75,7 @@ def call(folders: dict[str, str], command: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("command", KINDS)
-def test_json_reaches_the_file_and_the_pipe(folders, tmp_path, command):
+def test_json_reaches_the_file_and_the_pipe(folders: Any, tmp_path: Path, command: Any) -> None:
     file = tmp_path / "out.jsonl"
     code, shown = on_terminal(f"{call(folders, command, '--json')} | tee {tmp_path / 'piped'} > {file}")
     assert code == 0, shown
@@ -83,26 +85,26 @@ def test_json_reaches_the_file_and_the_pipe(folders, tmp_path, command):
     assert "3 texts" in shown
 
 
-def test_a_redirected_table_has_every_row(folders, tmp_path):
+def test_a_redirected_table_has_every_row(folders: Any, tmp_path: Path) -> None:
     code, shown = on_terminal(f"{call(folders, 'classify')} > {tmp_path / 'table'}")
     assert code == 0, shown
     assert len((tmp_path / "table").read_text().splitlines()) == 1 + len(TEXTS)
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(folders):
+def test_a_reader_that_leaves_ends_the_command_quietly(folders: Any) -> None:
     _, shown = on_terminal(f"{call(folders, 'classify', '--json')} | head -c 1 > /dev/null")
     assert "Broken pipe" not in shown
     assert "Traceback" not in shown
 
 
-def test_a_closed_stdout_is_an_error(folders):
+def test_a_closed_stdout_is_an_error(folders: Any) -> None:
     code, shown = on_terminal(f"{call(folders, 'classify', '--json')} >&-")
     assert code == 1
     assert "Traceback" not in shown
     assert "bertblocks: standard output is closed" in " ".join(shown.split())
 
 
-def test_convert_and_prepare_print_below_their_bars(folders, tmp_path):
+def test_convert_and_prepare_print_below_their_bars(folders: Any, tmp_path: Path) -> None:
     python = shlex.quote(sys.executable)
     done = tmp_path / "convert.json"
     code, shown = on_terminal(f"{python} -m bertblocks convert {folders['embed']} {tmp_path / 'ours'} --json > {done}")
@@ -116,7 +118,7 @@ def test_convert_and_prepare_print_below_their_bars(folders, tmp_path):
     assert json.loads(done.read_text())["documents"] == len(TEXTS)
 
 
-def test_a_full_disk_under_stdout_is_one_sentence():
+def test_a_full_disk_under_stdout_is_one_sentence() -> None:
     for command in ("presets", "schema"):
         code, shown = on_terminal(f"{shlex.quote(sys.executable)} -m bertblocks {command} > /dev/full")
         assert code == 1

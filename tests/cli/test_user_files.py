@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ from tests.tasks.test_predictor import make_bert
 
 
 @pytest.fixture
-def files(tmp_path) -> Path:
+def files(tmp_path: Path) -> Path:
     make_bert("BertModel").save_pretrained(tmp_path / "bert")
     wrap("wordpiece").save_pretrained(tmp_path / "bert")
     shutil.copytree(tmp_path / "bert", tmp_path / "again")
@@ -42,7 +43,7 @@ def fails(*arguments: object) -> str:
 
 
 @pytest.fixture
-def owned(files) -> Path:
+def owned(files: Any) -> Path:
     """A folder with everything that a command might take for its own, and no file that says so."""
     folder = files / "mine"
     for name in ("model/model.safetensors", "checkpoints/step-00000001/complete.json", "data/tokenizer/tokenizer.json"):
@@ -75,7 +76,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "finetune --overwrite"])
-def test_a_folder_of_the_user_stays_as_it_is(files, owned, command):
+def test_a_folder_of_the_user_stays_as_it_is(files: Any, owned: Any, command: Any) -> None:
     before = snapshot(owned)
     name, _, option = command.partition(" --")
     words = [word.format(owned=owned, files=files) for word in COMMANDS[name]]
@@ -85,7 +86,7 @@ def test_a_folder_of_the_user_stays_as_it_is(files, owned, command):
 
 
 @pytest.mark.parametrize("name", ["../../victim", "a/b", "/victim", "..", "", ".hidden", "tokenizer"])
-def test_a_source_names_no_folder_outside_the_run(files, name):
+def test_a_source_names_no_folder_outside_the_run(files: Any, name: Any) -> None:
     victim = files / "victim"
     victim.mkdir()
     (victim / "shard-00000.arrow").write_text("mine")
@@ -96,7 +97,7 @@ def test_a_source_names_no_folder_outside_the_run(files, name):
     assert not (files / "run").exists()
 
 
-def test_prepared_tokens_are_replaced_only_when_asked_and_alone(files):
+def test_prepared_tokens_are_replaced_only_when_asked_and_alone(files: Any) -> None:
     words = ["data", "prepare", files / "tokens", files / "corpus.txt", "--tokenizer", files / "bert"]
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
     (files / "tokens" / "shard-note.arrow").write_text("mine")
@@ -109,7 +110,7 @@ def test_prepared_tokens_are_replaced_only_when_asked_and_alone(files):
     assert snapshot(files / "tokens")["plan.json"] != before["plan.json"]
 
 
-def test_overwriting_keeps_the_old_model_until_the_new_one_is_there(files):
+def test_overwriting_keeps_the_old_model_until_the_new_one_is_there(files: Any) -> None:
     out, train = files / "out", files / "train.csv"
     finetune("classify", files / "bert", train, output=out, epochs=1)
     (out / "notes.txt").write_text("mine")
@@ -133,7 +134,7 @@ def test_overwriting_keeps_the_old_model_until_the_new_one_is_there(files):
     assert Predictor(str(out)).classify(["plain words"])[0].labels in (["a"], ["b"])
 
 
-def test_one_process_at_a_time_runs_in_a_folder(tmp_path):
+def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
     first, second = (RunFolder(tmp_path / "run", "request.json", {"seed": 1}) for _ in range(2))
     first.claim()
     with pytest.raises(RunFolderError, match=r"Another process is running in .*run; wait for it to end"):

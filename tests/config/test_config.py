@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +47,7 @@ CANONICAL_KEYS = {
 # ---------------------------------------------------------------------- defaults and implied keys
 
 
-def test_the_default_is_bert_base():
+def test_the_default_is_bert_base() -> None:
     """As `bert-base-uncased` has it."""
     config = BertBlocksConfig()
     expected = {
@@ -89,7 +91,7 @@ def test_the_default_is_bert_base():
     assert config.model_type == "bertblocks"
 
 
-def test_the_documented_names_are_keys():
+def test_the_documented_names_are_keys() -> None:
     assert CANONICAL_KEYS <= KEYS
 
 
@@ -137,12 +139,12 @@ def test_the_documented_names_are_keys():
     ],
     ids=str,
 )
-def test_a_key_that_is_not_given_follows_from_others(options, implied):
+def test_a_key_that_is_not_given_follows_from_others(options: Any, implied: Any) -> None:
     config = BertBlocksConfig(**options)
     assert {key: getattr(config, key) for key in implied} == implied
 
 
-def test_no_key_is_left_open():
+def test_no_key_is_left_open() -> None:
     """Every key whose type does not allow null holds a value once the config is made."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
     optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
@@ -164,7 +166,7 @@ def test_no_key_is_left_open():
         ("atention_backend", "attention_backend"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_name(key, meant):
+def test_an_unknown_key_is_refused_with_the_nearest_name(key: Any, meant: Any) -> None:
     with pytest.raises(ConfigError) as refusal:
         BertBlocksConfig(**{key: 17})
     assert repr(key) in str(refusal.value)
@@ -172,13 +174,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(key, meant):
     assert repr(meant) in str(refusal.value)
 
 
-def test_an_unknown_key_that_resembles_nothing_is_refused_without_a_guess():
+def test_an_unknown_key_that_resembles_nothing_is_refused_without_a_guess() -> None:
     with pytest.raises(ConfigError, match="'zzz'") as refusal:
         BertBlocksConfig(zzz=1)
     assert "did you mean" not in str(refusal.value)
 
 
-def test_the_config_of_another_model_type_is_refused():
+def test_the_config_of_another_model_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model_type is 'bert'.*'bertblocks'.*from_huggingface"):
         BertBlocksConfig(model_type="bert")
 
@@ -222,11 +224,11 @@ def assert_refused(options: dict, key: str, *works: str) -> None:
     ],
     ids=str,
 )
-def test_a_value_of_a_wrong_type_is_refused(key, value, kind):
+def test_a_value_of_a_wrong_type_is_refused(key: Any, value: Any, kind: Any) -> None:
     assert_refused({key: value}, key, kind)
 
 
-def test_a_wrong_type_in_a_key_that_others_follow_from_is_refused_all_the_same():
+def test_a_wrong_type_in_a_key_that_others_follow_from_is_refused_all_the_same() -> None:
     assert_refused(
         {"local_attention": True, "global_attention_every_n_layers": "3"}, "global_attention_every_n_layers", "int"
     )
@@ -252,7 +254,7 @@ def test_a_wrong_type_in_a_key_that_others_follow_from_is_refused_all_the_same()
         ("problem_type", "classification", ["regression", "single_label_classification"]),
     ],
 )
-def test_a_value_that_is_no_choice_is_refused_with_the_choices(key, value, works):
+def test_a_value_that_is_no_choice_is_refused_with_the_choices(key: Any, value: Any, works: Any) -> None:
     assert_refused({key: value}, key, *works)
 
 
@@ -282,7 +284,7 @@ NAN = float("nan")
         *((key, value, "vocabulary of 30522") for key in TOKENS for value in (-1, 30522)),
     ],
 )
-def test_a_number_out_of_range_is_refused(key, value, works):
+def test_a_number_out_of_range_is_refused(key: Any, value: Any, works: Any) -> None:
     assert_refused({key: value}, key, works)
 
 
@@ -429,15 +431,15 @@ def test_a_number_out_of_range_is_refused(key, value, works):
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_combination_that_makes_no_encoder_is_refused(options, key, works):
+def test_a_combination_that_makes_no_encoder_is_refused(options: Any, key: Any, works: Any) -> None:
     assert_refused(options, key, *works)
 
 
-def test_the_other_layers_are_checked_when_the_first_has_choices_of_its_own():
+def test_the_other_layers_are_checked_when_the_first_has_choices_of_its_own() -> None:
     assert_refused({"num_kv_heads": 5, "layer_overrides": {0: {"num_kv_heads": 4}}}, "num_kv_heads", "12")
 
 
-def test_a_later_layer_without_a_pre_norm_is_fine_when_the_first_skips_its_own():
+def test_a_later_layer_without_a_pre_norm_is_fine_when_the_first_skips_its_own() -> None:
     config = tiny_config(norm_pos="pre", first_attention_norm=False, layer_overrides={2: {"norm_pos": "post"}})
     layers = BertBlocksModel(config).encoder.layers
     assert isinstance(layers[0].attention_residual.pre_norm, nn.Identity)
@@ -445,7 +447,7 @@ def test_a_later_layer_without_a_pre_norm_is_fine_when_the_first_skips_its_own()
     assert isinstance(layers[2].attention_residual.post_norm, LayerNorm)
 
 
-def test_a_preset_that_does_not_exist_is_refused_with_the_nearest():
+def test_a_preset_that_does_not_exist_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'modernbert-bse'.*did you mean 'modernbert-base'.*bert-base"):
         BertBlocksConfig.from_preset("modernbert-bse")
 
@@ -453,14 +455,14 @@ def test_a_preset_that_does_not_exist_is_refused_with_the_nearest():
 # ---------------------------------------------------------------------- attributes
 
 
-def test_setting_an_unknown_attribute_is_refused():
+def test_setting_an_unknown_attribute_is_refused() -> None:
     config = BertBlocksConfig()
     with pytest.raises(ConfigError, match=r"'hidden_sise'.*did you mean 'hidden_size'"):
         config.hidden_sise = 1
     assert not hasattr(config, "hidden_sise")
 
 
-def test_a_bad_value_set_later_is_refused_by_the_model_and_by_saving(tmp_path):
+def test_a_bad_value_set_later_is_refused_by_the_model_and_by_saving(tmp_path: Path) -> None:
     config = tiny_config()
     config.norm_fn = "nonsense"
     with pytest.raises(ConfigError, match="norm_fn is 'nonsense'"):
@@ -470,7 +472,7 @@ def test_a_bad_value_set_later_is_refused_by_the_model_and_by_saving(tmp_path):
     assert not (tmp_path / "config.json").exists()
 
 
-def test_options_given_on_loading_are_read_and_checked_like_any_other(tmp_path):
+def test_options_given_on_loading_are_read_and_checked_like_any_other(tmp_path: Path) -> None:
     BertBlocksConfig().save_pretrained(tmp_path)
     assert BertBlocksConfig.from_pretrained(tmp_path, norm_fn="rms").norm_fn == "rms"
     assert BertBlocksConfig.from_pretrained(tmp_path, norm_fn="dynamictanh").norm_fn == "dynamic_tanh"
@@ -482,7 +484,7 @@ def test_options_given_on_loading_are_read_and_checked_like_any_other(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "meaning"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "flash")])
-def test_transformers_option_for_kernels_is_read_on_loading(name, meaning, tmp_path):
+def test_transformers_option_for_kernels_is_read_on_loading(name: Any, meaning: Any, tmp_path: Path) -> None:
     BertBlocksConfig().save_pretrained(tmp_path)
     assert BertBlocksConfig.from_pretrained(tmp_path, attn_implementation=name).attention_backend == meaning
 
@@ -507,7 +509,9 @@ ALIASES = [
 
 @pytest.mark.parametrize(("alias", "value", "key", "meaning"), ALIASES, ids=str)
 @pytest.mark.parametrize("source", ["constructor", "preset", "json"])
-def test_an_alias_is_read_and_never_written(source, alias, value, key, meaning, tmp_path):
+def test_an_alias_is_read_and_never_written(
+    source: Any, alias: Any, value: Any, key: Any, meaning: Any, tmp_path: Path
+) -> None:
     if source == "constructor":
         config = BertBlocksConfig(**{alias: value})
     elif source == "preset":
@@ -523,20 +527,20 @@ def test_an_alias_is_read_and_never_written(source, alias, value, key, meaning, 
 
 @pytest.mark.parametrize(("alias", "value", "key", "meaning"), [row for row in ALIASES if row[0] != row[2]], ids=str)
 @pytest.mark.parametrize("alias_first", [True, False])
-def test_an_alias_beside_its_name_is_refused(alias_first, alias, value, key, meaning):
+def test_an_alias_beside_its_name_is_refused(alias_first: Any, alias: Any, value: Any, key: Any, meaning: Any) -> None:
     pair = [(alias, value), (key, meaning)]
     with pytest.raises(ConfigError, match=f"'{alias}'.*'{key}'"):
         BertBlocksConfig(**dict(pair if alias_first else reversed(pair)))
 
 
 @pytest.mark.parametrize(("alias", "value", "key", "meaning"), ALIASES, ids=str)
-def test_an_alias_means_the_same_when_set_as_an_attribute(alias, value, key, meaning):
+def test_an_alias_means_the_same_when_set_as_an_attribute(alias: Any, value: Any, key: Any, meaning: Any) -> None:
     config = BertBlocksConfig()
     setattr(config, alias, value)
     assert getattr(config, key) == meaning
 
 
-def test_a_layer_override_may_use_an_alias():
+def test_a_layer_override_may_use_an_alias() -> None:
     config = BertBlocksConfig(layer_overrides={1: {"norm_kind": "both", "actv_fn": "silu"}})
     assert config.layer_overrides == {1: {"norm_pos": "pre_and_post", "hidden_act": "silu"}}
 
@@ -545,7 +549,7 @@ def test_a_layer_override_may_use_an_alias():
 
 
 @st.composite
-def valid_options(draw) -> dict:
+def valid_options(draw: Any) -> dict:
     """Options of a config that makes an encoder, each drawn from all that goes together."""
     heads = draw(st.sampled_from([1, 2, 4, 6]))
     layers = draw(st.integers(1, 5))
@@ -611,7 +615,9 @@ def valid_options(draw) -> dict:
 
 @settings(max_examples=50, deadline=None)
 @given(options=valid_options())
-def test_a_config_comes_back_equal_from_its_json_with_every_key_in_it(options, tmp_path_factory):
+def test_a_config_comes_back_equal_from_its_json_with_every_key_in_it(
+    options: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     config = BertBlocksConfig(**options)
     folder = tmp_path_factory.mktemp("config")
     config.save_pretrained(folder)
@@ -626,14 +632,14 @@ def test_a_config_comes_back_equal_from_its_json_with_every_key_in_it(options, t
     assert from_folder.to_json_string() == config.to_json_string()
 
 
-def test_auto_config_reads_what_was_saved(tmp_path):
+def test_auto_config_reads_what_was_saved(tmp_path: Path) -> None:
     BertBlocksConfig.from_preset("mini", norm_fn="rms").save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert type(config) is BertBlocksConfig
     assert (config.norm_fn, config.hidden_size) == ("rms", 64)
 
 
-def test_labels_survive_the_round_trip(tmp_path):
+def test_labels_survive_the_round_trip(tmp_path: Path) -> None:
     labels = {0: "no", 1: "maybe", 2: "yes"}
     config = BertBlocksConfig(id2label=labels, label2id={name: index for index, name in labels.items()})
     config.save_pretrained(tmp_path)
@@ -649,7 +655,7 @@ def test_labels_survive_the_round_trip(tmp_path):
     [["global", "local", "local"], ["full_attention", "sliding_attention", "sliding_attention"]],
     ids=["our spelling", "transformers' spelling"],
 )
-def test_layer_types_decide_which_layers_have_windows_and_which_theta(layer_types):
+def test_layer_types_decide_which_layers_have_windows_and_which_theta(layer_types: Any) -> None:
     config = tiny_config(
         layer_types=layer_types,
         local_attention=True,
@@ -663,7 +669,7 @@ def test_layer_types_decide_which_layers_have_windows_and_which_theta(layer_type
     assert [attention.position.theta for attention in attentions] == [1000.0, 10.0, 10.0]
 
 
-def test_layer_types_win_over_the_interval():
+def test_layer_types_win_over_the_interval() -> None:
     """As a saved config has both."""
     config = tiny_config(
         layer_types=["local", "local", "global"], local_attention=True, global_attention_every_n_layers=2
@@ -711,7 +717,7 @@ def has_override(key: str, layer: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("key", OVERRIDES)
-def test_an_overridden_layer_has_its_own_choice_and_the_others_have_not(key, tmp_path):
+def test_an_overridden_layer_has_its_own_choice_and_the_others_have_not(key: Any, tmp_path: Path) -> None:
     """Also when the config comes from JSON, where the layer's number is a string."""
     value, _ = OVERRIDES[key]
     tiny_config(block_pos_enc_kind="rope", layer_overrides={"1": {key: value}}).save_pretrained(tmp_path)
@@ -735,7 +741,7 @@ def test_an_overridden_layer_has_its_own_choice_and_the_others_have_not(key, tmp
         ),
     ],
 )
-def test_a_local_layer_may_have_its_own_window_and_positions(key, value, read):
+def test_a_local_layer_may_have_its_own_window_and_positions(key: Any, value: Any, read: Any) -> None:
     config = tiny_config(local_attention=True, block_pos_enc_kind="rope", layer_overrides={1: {key: value}})
     model = BertBlocksModel(config)
     assert [read(layer.attention) for layer in model.encoder.layers] == [False, True, False]
@@ -744,7 +750,7 @@ def test_a_local_layer_may_have_its_own_window_and_positions(key, value, read):
 # ---------------------------------------------------------------------- presets
 
 
-def build_on_meta(model_class, config: BertBlocksConfig):
+def build_on_meta(model_class: Any, config: BertBlocksConfig) -> Any:
     with torch.device("meta"):
         return model_class(config)
 
@@ -774,12 +780,12 @@ def unique_parameters(model: nn.Module) -> int:
         ),
     ],
 )  # fmt: skip
-def test_a_preset_has_the_published_number_of_parameters(name, model_class, low, high):
+def test_a_preset_has_the_published_number_of_parameters(name: Any, model_class: Any, low: Any, high: Any) -> None:
     assert low <= unique_parameters(build_on_meta(model_class, BertBlocksConfig.from_preset(name))) <= high
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_builds_and_runs_when_made_small(name):
+def test_every_preset_builds_and_runs_when_made_small(name: Any) -> None:
     build_on_meta(BertBlocksForMaskedLM, BertBlocksConfig.from_preset(name))
     small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 4}
     config = BertBlocksConfig.from_preset(name, **small)
@@ -788,7 +794,7 @@ def test_every_preset_builds_and_runs_when_made_small(name):
     assert out.logits.isfinite().all()
 
 
-def test_a_preset_is_changed_by_overrides_and_only_by_them():
+def test_a_preset_is_changed_by_overrides_and_only_by_them() -> None:
     plain = BertBlocksConfig.from_preset("modernbert-base")
     changed = BertBlocksConfig.from_preset("modernbert-base", norm_fn="rms", num_hidden_layers=5)
     assert changed.layer_types == ["global", "local", "local", "global", "local"]
@@ -796,7 +802,7 @@ def test_a_preset_is_changed_by_overrides_and_only_by_them():
     assert differing == {"norm_fn", "num_hidden_layers", "num_hidden_groups", "layer_types"}
 
 
-def test_modernbert_is_as_published():
+def test_modernbert_is_as_published() -> None:
     """The choices in which it differs from BERT, as its paper and its checkpoint's config have them."""
     config = BertBlocksConfig.from_preset("modernbert-base")
     assert config.layer_types == ["global" if index % 3 == 0 else "local" for index in range(22)]
@@ -814,7 +820,7 @@ def test_modernbert_is_as_published():
 
 
 @pytest.fixture
-def registries(monkeypatch):
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names registered in a test are gone after it."""
     for registry in (NORMS, ACTIVATIONS, MLPS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, BACKENDS):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
@@ -824,14 +830,14 @@ def run(config: BertBlocksConfig) -> torch.Tensor:
     return BertBlocksModel(config).eval()(torch.tensor([[5, 6, 7, 8]])).last_hidden_state[0]
 
 
-def test_a_users_norm_is_used_wherever_the_config_has_a_norm(registries):
+def test_a_users_norm_is_used_wherever_the_config_has_a_norm(registries: Any) -> None:
     @register_norm("constant")
     class Constant(nn.Module):
         def __init__(self, size: int, eps: float, bias: bool) -> None:
             super().__init__()
             self.size, self.eps, self.bias = size, eps, bias
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return torch.full_like(x, 3.0)
 
     config = tiny_config(norm_fn="constant", norm_eps=0.25, norm_bias=False)
@@ -841,24 +847,24 @@ def test_a_users_norm_is_used_wherever_the_config_has_a_norm(registries):
     assert {(norm.size, norm.eps, norm.bias) for norm in norms} == {(32, 0.25, False)}
 
 
-def test_a_users_norm_keeps_its_own_start_values(registries):
+def test_a_users_norm_keeps_its_own_start_values(registries: Any) -> None:
     @register_norm("quiet")
     class QuietNorm(nn.Module):
         def __init__(self, size: int, eps: float, bias: bool) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.full((size,), 0.125))
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return x * self.weight
 
     model = BertBlocksModel(tiny_config(norm_fn="quiet"))
     assert torch.equal(model.embedding.norm.weight, torch.full((32,), 0.125))
 
 
-def test_a_users_activation_is_used_by_the_feed_forward(registries):
+def test_a_users_activation_is_used_by_the_feed_forward(registries: Any) -> None:
     @register_activation("nothing")
     class Nothing(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return torch.zeros_like(x)
 
     model = BertBlocksModel(tiny_config(hidden_act="nothing")).eval()
@@ -868,10 +874,10 @@ def test_a_users_activation_is_used_by_the_feed_forward(registries):
     assert run(tiny_config(hidden_act="nothing")).isfinite().all()
 
 
-def test_a_users_mlp_is_built_with_the_configs_numbers(registries):
+def test_a_users_mlp_is_built_with_the_configs_numbers(registries: Any) -> None:
     @register_mlp("doubling")
     class Doubling(MLP):
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             return 2.0 * x
 
     config = tiny_config(mlp_type="doubling", norm_pos="none", intermediate_size=5)
@@ -881,7 +887,7 @@ def test_a_users_mlp_is_built_with_the_configs_numbers(registries):
     assert run(config).isfinite().all()
 
 
-def test_a_users_block_position_turns_queries_and_biases_scores(registries):
+def test_a_users_block_position_turns_queries_and_biases_scores(registries: Any) -> None:
     @register_position("neighbours")
     class Neighbours(BlockPosition):
         """Hides all but the token itself, by a bias."""
@@ -889,12 +895,12 @@ def test_a_users_block_position_turns_queries_and_biases_scores(registries):
         has_bias = True
 
         @classmethod
-        def from_config(cls, config, is_local):
+        def from_config(cls, config: Any, is_local: Any) -> Any:
             position = cls()
             position.heads, position.is_local = config.num_attention_heads, is_local
             return position
 
-        def bias(self, distance):
+        def bias(self, distance: Any) -> Any:
             return torch.where(distance == 0, 0.0, -1e9).expand(self.heads, *distance.shape)
 
     config = tiny_config(
@@ -912,7 +918,7 @@ def test_a_users_block_position_turns_queries_and_biases_scores(registries):
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_a_users_embedding_position_is_added_to_the_embeddings(registries):
+def test_a_users_embedding_position_is_added_to_the_embeddings(registries: Any) -> None:
     @register_position("counting", level="embedding")
     class Counting(EmbeddingPosition):
         def __init__(self, hidden_size: int) -> None:
@@ -920,10 +926,10 @@ def test_a_users_embedding_position_is_added_to_the_embeddings(registries):
             self.hidden_size = hidden_size
 
         @classmethod
-        def from_config(cls, config):
+        def from_config(cls, config: Any) -> Any:
             return cls(config.hidden_size)
 
-        def forward(self, positions):
+        def forward(self, positions: Any) -> Any:
             return positions[:, None].float().expand(-1, self.hidden_size)
 
     config = tiny_config(embd_pos_enc_kind="counting", embedding_norm=False, type_vocab_size=0)
@@ -934,12 +940,12 @@ def test_a_users_embedding_position_is_added_to_the_embeddings(registries):
     torch.testing.assert_close(start, expected)
 
 
-def test_a_users_backend_computes_the_attention_of_every_layer(registries):
+def test_a_users_backend_computes_the_attention_of_every_layer(registries: Any) -> None:
     calls = []
 
     @register_backend("nobody")
     class Nobody(AttentionBackend):
-        def attend(self, q, k, v, context):
+        def attend(self, q: Any, k: Any, v: Any, context: Any) -> Any:
             calls.append((tuple(q.shape), context.scale, context.dropout))
             return torch.zeros_like(q)
 
@@ -959,28 +965,28 @@ def test_a_users_backend_computes_the_attention_of_every_layer(registries):
     ],
     ids=["norm", "mlp", "block position", "embedding position", "backend"],
 )
-def test_a_taken_name_is_refused(registries, register, taken, key):
+def test_a_taken_name_is_refused(registries: Any, register: Any, taken: Any, key: Any) -> None:
     with pytest.raises(ValueError, match=f"{key}.*'{taken}' is taken"):
         register(taken)(nn.Identity)
 
 
-def test_a_name_is_taken_once_registered(registries):
+def test_a_name_is_taken_once_registered(registries: Any) -> None:
     register_activation("mine")(nn.ReLU)
     with pytest.raises(ValueError, match="'mine' is taken"):
         register_activation("mine")(nn.Tanh)
 
 
-def test_the_name_of_a_transformers_activation_is_taken(registries):
+def test_the_name_of_a_transformers_activation_is_taken(registries: Any) -> None:
     with pytest.raises(ValueError, match="'gelu' is taken"):
         register_activation("gelu")(nn.ReLU)
 
 
-def test_a_position_is_registered_at_one_of_two_levels(registries):
+def test_a_position_is_registered_at_one_of_two_levels(registries: Any) -> None:
     with pytest.raises(ValueError, match=r"level is 'layer'.*'block' or 'embedding'"):
         register_position("mine", level="layer")
 
 
-def test_a_name_that_is_not_registered_is_no_choice(registries):
+def test_a_name_that_is_not_registered_is_no_choice(registries: Any) -> None:
     with pytest.raises(ConfigError, match="norm_fn is 'constant'"):
         tiny_config(norm_fn="constant")
 
@@ -1003,7 +1009,9 @@ def test_a_name_that_is_not_registered_is_no_choice(registries):
         ({"mlm_head_act": "relu"}, {"hidden_act": "silu"}, {"mlm_head_act": "relu"}),
     ],
 )
-def test_what_a_changed_key_implies_follows_unless_it_was_set(tmp_path, options, change, follows):
+def test_what_a_changed_key_implies_follows_unless_it_was_set(
+    tmp_path: Path, options: Any, change: Any, follows: Any
+) -> None:
     """By attribute, on loading, and in a model."""
     config = BertBlocksConfig(**options)
     config.save_pretrained(tmp_path)
@@ -1016,10 +1024,10 @@ def test_what_a_changed_key_implies_follows_unless_it_was_set(tmp_path, options,
         changed.validate()
 
 
-def test_a_value_of_another_type_is_not_even_set():
+def test_a_value_of_another_type_is_not_even_set() -> None:
     config = BertBlocksConfig()
     with pytest.raises(ConfigError, match="hidden_size is 'wide'; it must be of type int"):
-        config.hidden_size = "wide"
+        config.hidden_size = "wide"  # type: ignore[assignment]
     assert config.hidden_size == 768
 
 
@@ -1034,25 +1042,25 @@ def test_a_value_of_another_type_is_not_even_set():
         ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
     ],
 )
-def test_keys_of_transformers_are_checked_too(options, message):
+def test_keys_of_transformers_are_checked_too(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         BertBlocksConfig(**options)
 
 
-def test_other_spellings_of_rope_scaling():
+def test_other_spellings_of_rope_scaling() -> None:
     rope = {"block_pos_enc_kind": "rope"}
     assert BertBlocksConfig(**rope, rope_scaling={"rope_type": "default"}).rope_scaling is None
     old = BertBlocksConfig(**rope, rope_scaling={"type": "linear", "factor": 2.0})
     assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
-def test_names_with_a_meaning_cannot_be_registered():
+def test_names_with_a_meaning_cannot_be_registered() -> None:
     for register, name in ((register_backend, "auto"), (register_position, "none")):
         with pytest.raises(ValueError, match=f"the name '{name}' is taken"):
             register(name)(object)
 
 
-def test_a_saved_config_holds_keys_and_nothing_else():
+def test_a_saved_config_holds_keys_and_nothing_else() -> None:
     values = BertBlocksConfig().to_dict()
     assert [key for key in values if key.startswith("_")] in ([], ["_name_or_path"])
 
@@ -1070,7 +1078,7 @@ def test_a_saved_config_holds_keys_and_nothing_else():
         ({"hidden_size": 10**5000}, "hidden_size is an integer of 16610 bits; it must be at most 1,048,576."),
     ],
 )
-def test_absurd_sizes_are_rejected_before_anything_is_allocated(options, message):
+def test_absurd_sizes_are_rejected_before_anything_is_allocated(options: Any, message: Any) -> None:
     start = time.monotonic()
     with pytest.raises(ConfigError, match=re.escape(message)):
         BertBlocksConfig(**options)
@@ -1081,7 +1089,7 @@ def test_absurd_sizes_are_rejected_before_anything_is_allocated(options, message
     assert time.monotonic() - start < 5
 
 
-def test_messages_print_at_most_500_characters_of_a_value():
+def test_messages_print_at_most_500_characters_of_a_value() -> None:
     nested: list = ["x" * 1000]
     for _ in range(12):
         nested = [nested] * 9  # 9^12 strings, as YAML aliases make them

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,12 +34,12 @@ from bertblocks.text.tokenizer_training import train_tokenizer
 TEXTS = ["One text.", 'Two "quoted", with comma.', "Drei: äöü\nand a second line.", "四"]
 
 
-def read(corpus):
+def read(corpus: Any) -> Any:
     tally = RecordCounts()
     return [document.text for document in corpus.documents(tally)], tally
 
 
-def write_kind(path, kind, texts):
+def write_kind(path: Any, kind: Any, texts: Any) -> None:
     if kind == "jsonl":
         data = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
     elif kind == "csv":
@@ -51,13 +53,13 @@ def write_kind(path, kind, texts):
     path.write_bytes(data)
 
 
-def zstd(data):
+def zstd(data: Any) -> Any:
     return pa.compress(data, "zstd", asbytes=True)
 
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
-def test_every_kind_of_file_gives_its_texts(tmp_path, kind, compression):
+def test_every_kind_of_file_gives_its_texts(tmp_path: Path, kind: Any, compression: Any) -> None:
     plain = tmp_path / f"a.{kind}"
     write_kind(plain, kind, TEXTS)
     packers = {".gz": gzip.compress, ".zst": zstd}
@@ -70,7 +72,7 @@ def test_every_kind_of_file_gives_its_texts(tmp_path, kind, compression):
     assert (tally.good, tally.bad) == (4, 0)
 
 
-def test_folders_globs_and_files_are_read_in_order_and_once(tmp_path):
+def test_folders_globs_and_files_are_read_in_order_and_once(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("b.txt", "deep/a.txt", "notes.md"):
         (tmp_path / name).write_text(f"from {name}")
@@ -85,7 +87,7 @@ def test_folders_globs_and_files_are_read_in_order_and_once(tmp_path):
     ("one_per", "expected"),
     [("paragraph", ["a\nb", "c"]), ("line", ["a", "b", "c"]), ("file", ["a\nb\n\n\nc\n"])],
 )
-def test_what_a_document_is_in_a_text_file(tmp_path, one_per, expected):
+def test_what_a_document_is_in_a_text_file(tmp_path: Path, one_per: Any, expected: Any) -> None:
     (tmp_path / "a.txt").write_text("a\nb\n\n\nc\n")
     assert read(FileCorpus((str(tmp_path),), one_per=one_per))[0] == expected
 
@@ -96,7 +98,9 @@ def test_what_a_document_is_in_a_text_file(tmp_path, one_per, expected):
     st.sampled_from(["txt", "jsonl"]),
 )
 @settings(max_examples=80, deadline=None)
-def test_a_file_cut_into_shards_gives_the_same_texts(tmp_path_factory, texts, shard_bytes, kind):
+def test_a_file_cut_into_shards_gives_the_same_texts(
+    tmp_path_factory: pytest.TempPathFactory, texts: Any, shard_bytes: Any, kind: Any
+) -> None:
     path = tmp_path_factory.mktemp("cut") / f"a.{kind}"
     write_kind(path, kind, texts)
     for one_per in ("paragraph", "line"):
@@ -107,7 +111,7 @@ def test_a_file_cut_into_shards_gives_the_same_texts(tmp_path_factory, texts, sh
         assert other.named == tally.named  # lines are counted from the top of the file
 
 
-def test_a_parquet_file_is_cut_between_row_groups(tmp_path):
+def test_a_parquet_file_is_cut_between_row_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": [f"text {number}" for number in range(50)]}), path, row_group_size=7)
     corpus = FileCorpus((str(path),), shard_bytes=200)
@@ -115,7 +119,7 @@ def test_a_parquet_file_is_cut_between_row_groups(tmp_path):
     assert read(corpus)[0] == [f"text {number}" for number in range(50)]
 
 
-def test_large_files_are_cut_and_small_ones_share_a_shard(tmp_path):
+def test_large_files_are_cut_and_small_ones_share_a_shard(tmp_path: Path) -> None:
     (tmp_path / "large.jsonl").write_text('{"text": "a line"}\n' * 1000)
     for number in range(30):
         (tmp_path / f"small{number:02}.txt").write_text("a text")
@@ -127,7 +131,7 @@ def test_large_files_are_cut_and_small_ones_share_a_shard(tmp_path):
 # ---------------------------------------------------------------------- bad records
 
 
-def test_bad_records_are_counted_and_named(tmp_path):
+def test_bad_records_are_counted_and_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         b'{"text": "good"}\n'
@@ -161,7 +165,7 @@ def test_bad_records_are_counted_and_named(tmp_path):
         assert reason in found
 
 
-def test_bad_rows_of_tables_are_named(tmp_path):
+def test_bad_rows_of_tables_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'text,id\n"two\nlines",1\nshort\n\xff,2\n,3\nlast,4\n')
     texts, tally = read(FileCorpus((str(tmp_path / "a.csv"),)))
     assert texts == ["two\nlines", "last"]
@@ -177,7 +181,7 @@ def test_bad_rows_of_tables_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_a_file_that_breaks_off_is_named(tmp_path, name):
+def test_a_file_that_breaks_off_is_named(tmp_path: Path, name: Any) -> None:
     generator = random.Random(0)
     lines = [json.dumps({"text": f"{generator.getrandbits(400):x}"}) for _ in range(4000)]
     data = ("\n".join(lines) + "\n").encode()
@@ -190,14 +194,14 @@ def test_a_file_that_breaks_off_is_named(tmp_path, name):
     assert name in tally.named[-1]
 
 
-def test_a_broken_parquet_file_is_named(tmp_path):
+def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no parquet at all")
     texts, tally = read(FileCorpus((str(tmp_path / "a.parquet"),)))
     assert (texts, tally.bad) == ([], 1)
     assert "damaged" in tally.named[0]
 
 
-def test_too_many_bad_records_stop_and_few_do_not():
+def test_too_many_bad_records_stop_and_few_do_not() -> None:
     tally = RecordCounts(
         good=98, bad=2, named=["a.jsonl line 3: the text is empty", "a.jsonl line 9: the text is empty"]
     )
@@ -217,7 +221,7 @@ def test_too_many_bad_records_stop_and_few_do_not():
         ("empty", r"has no \.txt, \.jsonl"),
     ],
 )
-def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path, name, message):
+def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path: Path, name: Any, message: Any) -> None:
     (tmp_path / "a.md").write_text("a")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=message):
@@ -227,7 +231,7 @@ def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path, name, mes
 # ---------------------------------------------------------------------- held out, samples, datasets
 
 
-def test_the_held_out_share_follows_from_the_text_alone(tmp_path):
+def test_the_held_out_share_follows_from_the_text_alone(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(4000)]
     write_kind(tmp_path / "a.jsonl", "jsonl", texts)
     write_kind(tmp_path / "b.jsonl", "jsonl", texts[::-3])
@@ -243,7 +247,7 @@ def test_the_held_out_share_follows_from_the_text_alone(tmp_path):
     assert all(sides[0][text] == side for text, side in sides[1].items())
 
 
-def test_a_sample_is_spread_over_the_corpus_and_holds_nothing_held_out(tmp_path):
+def test_a_sample_is_spread_over_the_corpus_and_holds_nothing_held_out(tmp_path: Path) -> None:
     texts = [f"text {number:05}" for number in range(4000)]
     write_kind(tmp_path / "a.jsonl", "jsonl", texts)
     corpus = FileCorpus((str(tmp_path),), held_out=0.2, shard_bytes=20_000)
@@ -258,13 +262,13 @@ def test_a_sample_is_spread_over_the_corpus_and_holds_nothing_held_out(tmp_path)
     assert everything == set(texts) - held_out
 
 
-def test_a_sample_respects_its_size_whatever_the_documents(tmp_path):
+def test_a_sample_respects_its_size_whatever_the_documents(tmp_path: Path) -> None:
     write_kind(tmp_path / "a.jsonl", "jsonl", ["\u00e4" * 10**6, "short"])
     (text,) = FileCorpus((str(tmp_path / "a.jsonl"),)).sample(1000)
     assert len(text.encode()) <= 1000 + 2**16
 
 
-def test_a_sample_without_documents_names_the_files_and_the_reason(tmp_path):
+def test_a_sample_without_documents_names_the_files_and_the_reason(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match=r"a\.txt: there are no documents among 0 records\."):
         list(FileCorpus((str(tmp_path / "a.txt"),)).sample(1000))
@@ -273,7 +277,7 @@ def test_a_sample_without_documents_names_the_files_and_the_reason(tmp_path):
         list(FileCorpus((str(tmp_path / "a.jsonl"),)).sample(1000))
 
 
-def test_a_dataset_is_read_by_rows(tmp_path):
+def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
     import datasets
 
     rows = {"text": [f"text {number}" for number in range(30)] + [""], "other": list(range(31))}
@@ -286,7 +290,7 @@ def test_a_dataset_is_read_by_rows(tmp_path):
     assert "there is no column 'txt' (did you mean 'text'?)" in tally.named[0]
 
 
-def test_a_dataset_that_is_not_there_is_an_error(tmp_path):
+def test_a_dataset_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match="`datasets` cannot load it"):
         DatasetCorpus(str(tmp_path / "nothing")).shards()
@@ -328,7 +332,7 @@ if True:
 '''
 
 
-def test_docstrings_are_read_without_importing():
+def test_docstrings_are_read_without_importing() -> None:
     assert read_docstrings(MODULE.encode()) == [
         "A module of many words that speak.",
         "A class with a \\backslash and words.\n\n    Indented more here.\nAnd back.",
@@ -340,7 +344,7 @@ def test_docstrings_are_read_without_importing():
     assert clean("half of a pair \ud800 is no text") == ""
 
 
-def make_packages(root):
+def make_packages(root: Any) -> None:
     for package, number in (("alpha", 40), ("beta", 3), ("gamma", 2), ("delta", 3)):
         (root / package / "tests").mkdir(parents=True)
         lines = [f'def f{i}():\n    """The {package} function says number {i}."""\n' for i in range(number)]
@@ -356,7 +360,7 @@ def make_packages(root):
     )
 
 
-def test_the_corpus_of_docstrings(tmp_path):
+def test_the_corpus_of_docstrings(tmp_path: Path) -> None:
     root = tmp_path / "packages"
     make_packages(root)
     target = tmp_path / "docstrings.jsonl"
@@ -385,14 +389,14 @@ def test_the_corpus_of_docstrings(tmp_path):
     }
 
 
-def test_a_killed_worker_is_an_error_in_one_sentence():
+def test_a_killed_worker_is_an_error_in_one_sentence() -> None:
     with pytest.raises(DataError, match="A worker process was killed"), worker_pool(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=6), st.integers(1, 1000), min_size=1), st.floats(0.01, 0.9))
 @settings(max_examples=60, deadline=None)
-def test_packages_are_held_out_within_the_share(sizes, share):
+def test_packages_are_held_out_within_the_share(sizes: Any, share: Any) -> None:
     chosen = choose_held_out(sizes, share)
     assert chosen
     total = sum(sizes.values())
@@ -401,7 +405,7 @@ def test_packages_are_held_out_within_the_share(sizes, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [128, 512])
-def test_at_least_98_percent_of_the_slots_hold_tokens_of_docstrings(tmp_path, length):
+def test_at_least_98_percent_of_the_slots_hold_tokens_of_docstrings(tmp_path: Path, length: Any) -> None:
     """On the documentation of the standard library alone, which is small."""
     gather_docstrings(tmp_path / "docstrings.jsonl", roots=python_roots()[:1])
     corpus = docstring_corpus(tmp_path / "docstrings.jsonl")

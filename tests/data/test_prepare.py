@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,22 +27,22 @@ from bertblocks.text.tokenizers import load_fast_tokenizer
 WORDS = ["the", "model", "reads", "texts", "of", "many", "words", "and", "hidden", "ones", "it", "predicts"]
 
 
-def make_texts(count, seed=0):
+def make_texts(count: Any, seed: Any = 0) -> Any:
     generator = np.random.default_rng(seed)
     return [" ".join(generator.choice(WORDS, size=generator.integers(1, 40))) + "." for _ in range(count)]
 
 
-def write_texts(path, texts):
+def write_texts(path: Any, texts: Any) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> Any:
     return train_tokenizer("wordpiece", 120, make_texts(50))
 
 
 @pytest.fixture
-def corpus(tmp_path):
+def corpus(tmp_path: Path) -> Any:
     write_texts(tmp_path / "a.jsonl", make_texts(600))
     return FileCorpus((str(tmp_path / "a.jsonl"),), held_out=0.1, shard_bytes=8_000)
 
@@ -49,7 +51,7 @@ def corpus(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_trained_tokenizer_opens_in_transformers(tmp_path, kind):
+def test_a_trained_tokenizer_opens_in_transformers(tmp_path: Path, kind: Any) -> None:
     train_tokenizer(kind, 320, make_texts(200)).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) <= 320
@@ -77,14 +79,14 @@ def test_a_trained_tokenizer_opens_in_transformers(tmp_path, kind):
     )
 
 
-def test_byte_pairs_lose_nothing():
+def test_byte_pairs_lose_nothing() -> None:
     tokenizer = train_tokenizer("bpe", 300, ["a b"])
     text = "Ünïcode 四 \t tabs\nand 🙂 lines"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_training_does_not_depend_on_the_run(kind):
+def test_training_does_not_depend_on_the_run(kind: Any) -> None:
     """The library's trainer of WordPiece gives other vocabularies at every call."""
     texts = [*make_texts(80), *(f"rare{character} word{character}{character}" for character in "äßçðéfghij0123456789")]
     vocabularies = [train_tokenizer(kind, 300, texts).get_vocab() for _ in range(4)]
@@ -92,7 +94,7 @@ def test_training_does_not_depend_on_the_run(kind):
     assert len(vocabularies[0]) == 300 or kind == "wordpiece"
 
 
-def test_word_pieces_are_the_frequent_parts_of_words():
+def test_word_pieces_are_the_frequent_parts_of_words() -> None:
     texts = ["lower newest widest " * 10, "low " * 50]
     tokenizer = train_tokenizer("wordpiece", 60, texts)
     letters = set("".join(texts)) - {" "}
@@ -110,12 +112,12 @@ def test_word_pieces_are_the_frequent_parts_of_words():
         ("unigram", 100, "'unigram'; it must be wordpiece or bpe"),
     ],
 )
-def test_impossible_tokenizers_are_errors(kind, size, message):
+def test_impossible_tokenizers_are_errors(kind: Any, size: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         train_tokenizer(kind, size, ["a"])
 
 
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a folder with a tokenizer"):
         load_fast_tokenizer(tmp_path / "missing")
     with pytest.raises(ValueError, match="Cannot load a tokenizer"):
@@ -125,7 +127,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
 # ---------------------------------------------------------------------- shards
 
 
-def test_a_store_holds_what_the_tokenizer_gives(tmp_path, corpus, tokenizer):
+def test_a_store_holds_what_the_tokenizer_gives(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     store = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
     texts = make_texts(600)
     expected = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
@@ -146,7 +148,7 @@ def test_a_store_holds_what_the_tokenizer_gives(tmp_path, corpus, tokenizer):
     }
 
 
-def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path, corpus, tokenizer):
+def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     import datasets
 
     store = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
@@ -158,29 +160,31 @@ def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path, corpus, toke
     assert not store[7].flags.writeable
 
 
-def test_names_of_special_tokens_in_a_text_are_text(tmp_path, tokenizer):
+def test_names_of_special_tokens_in_a_text_are_text(tmp_path: Path, tokenizer: Any) -> None:
     write_texts(tmp_path / "a.jsonl", ["the [MASK] model", "[CLS] it"])
     store = prepare(FileCorpus((str(tmp_path / "a.jsonl"),)), tokenizer, tmp_path / "store", workers=1)
     ids = np.concatenate([store[0], store[1]])
     assert not np.isin(ids, [2, 3, 4]).any()
 
 
-def test_several_processes_give_the_same_files(tmp_path, corpus, tokenizer):
+def test_several_processes_give_the_same_files(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     for workers in (1, 2):
         prepare(corpus, tokenizer, tmp_path / str(workers), workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-def contents(folder):
+def contents(folder: Any) -> Any:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_what_is_there_is_used_again(tmp_path, corpus, tokenizer, monkeypatch):
+def test_what_is_there_is_used_again(
+    tmp_path: Path, corpus: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     made = []
-    monkeypatch.setattr("bertblocks.data.prepare.make_shard", lambda *args: made.append(args) or make_shard(*args))
+    monkeypatch.setattr("bertblocks.data.prepare.make_shard", lambda *args: made.append(args) or make_shard(*args))  # type: ignore[func-returns-value]
     prepare(corpus, tokenizer, folder, workers=1)
     assert not made
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -189,7 +193,7 @@ def test_what_is_there_is_used_again(tmp_path, corpus, tokenizer, monkeypatch):
     assert [args[-1] for args in made] == [2]
 
 
-def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corpus, tokenizer):
+def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     other = train_tokenizer("bpe", 300, make_texts(50))
@@ -203,7 +207,7 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path, corp
     assert len(list(folder.glob("*.arrow"))) == 1
 
 
-def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path, tokenizer):
+def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path: Path, tokenizer: Any) -> None:
     write_texts(tmp_path / "a.jsonl", [*make_texts(30), "", *make_texts(30, 1), "", *make_texts(30, 2)])
     corpus = FileCorpus((str(tmp_path / "a.jsonl"),), shard_bytes=3000)
     with pytest.raises(DataError, match=r"2 of 92 records cannot be used.*a\.jsonl line 31: the text is empty"):
@@ -216,12 +220,12 @@ def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path, tokenizer):
     assert store.counts["bad_records"] == 2
 
 
-def test_a_folder_without_tokens_is_an_error(tmp_path):
+def test_a_folder_without_tokens_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no tokens\.json; write it with `bertblocks data prepare`"):
         TokenStore(tmp_path)
 
 
-def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path, corpus, tokenizer):
+def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     """Every byte counts: of those of a shard, a flipped token id would train other weights without a word."""
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
@@ -252,7 +256,7 @@ def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path, corpus, tokenizer):
         ("plan.json", b"[]"),
     ],
 )
-def test_damaged_stores_are_one_sentence(tmp_path, corpus, tokenizer, name, content):
+def test_damaged_stores_are_one_sentence(tmp_path: Path, corpus: Any, tokenizer: Any, name: Any, content: Any) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     (folder / name).unlink()
@@ -264,7 +268,7 @@ def test_damaged_stores_are_one_sentence(tmp_path, corpus, tokenizer, name, cont
         TokenStore(folder) if name == "tokens.json" else prepare(corpus, tokenizer, folder, workers=1)
 
 
-def test_stores_without_checksums_still_open(tmp_path, corpus, tokenizer):
+def test_stores_without_checksums_still_open(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     info = json.loads((folder / "tokens.json").read_text())
@@ -284,7 +288,7 @@ prepare(corpus, tokenizer, sys.argv[3], workers=1, on_shard=lambda done, total: 
 """
 
 
-def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path, corpus, tokenizer):
+def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "whole", workers=1)
     command = [sys.executable, "-c", KILLED, corpus.files[0], str(tmp_path / "tokenizer"), str(tmp_path / "killed")]
@@ -325,7 +329,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_end_with_a_killed_parent_and_a_restart_succeeds(tmp_path, corpus, tokenizer):
+def test_workers_end_with_a_killed_parent_and_a_restart_succeeds(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     import psutil
 
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -348,7 +352,7 @@ def test_workers_end_with_a_killed_parent_and_a_restart_succeeds(tmp_path, corpu
     assert not list(folder.glob("*.partial"))
 
 
-def wait_for(condition, seconds):
+def wait_for(condition: Any, seconds: Any) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -358,11 +362,11 @@ def wait_for(condition, seconds):
 # ---------------------------------------------------------------------- commands
 
 
-def run(*arguments):
+def run(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path):
+def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path: Path) -> None:
     write_texts(tmp_path / "a.jsonl", [*make_texts(200), ""])
     done = run("tokenizer", "train", tmp_path / "tokenizer", tmp_path / "a.jsonl", "--vocab-size", 100)
     assert done.exit_code == 0, done.output
@@ -378,7 +382,7 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path):
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
 
 
-def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path):
+def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path: Path) -> None:
     import resource
 
     write_texts(tmp_path / "a.jsonl", make_texts(50))
@@ -394,7 +398,7 @@ def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_commands_say_in_one_sentence_what_is_wrong(tmp_path, tokenizer):
+def test_commands_say_in_one_sentence_what_is_wrong(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     write_texts(tmp_path / "a.jsonl", [""])
     common = ["--tokenizer", tmp_path / "tokenizer"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +26,10 @@ from bertblocks.data.stream import (
 class Texts:
     """Documents whose tokens tell where they stand: document times a million, plus the place."""
 
-    def __init__(self, lengths):
+    def __init__(self, lengths: Any) -> None:
         self.lengths = np.array(lengths)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return (index * 1_000_000 + np.arange(self.lengths[index])).astype(np.int64)
 
 
@@ -40,13 +41,13 @@ lengths_of_texts = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
 @settings(max_examples=60, deadline=None)
-def test_a_permutation_takes_every_index_to_another(size, key):
+def test_a_permutation_takes_every_index_to_another(size: Any, key: Any) -> None:
     assert sorted(permute(np.arange(size), size, combine(key)).tolist()) == list(range(size))
 
 
 @given(st.integers(1, 10**15), st.integers(0, 2**63), st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None)
-def test_an_index_goes_to_the_same_place_alone_and_in_company(size, key, index):
+def test_an_index_goes_to_the_same_place_alone_and_in_company(size: Any, key: Any, index: Any) -> None:
     indices = (index + np.arange(5)) % size
     together = permute(indices, size, combine(key))
     alone = [int(permute(indices[number : number + 1], size, combine(key))[0]) for number in range(5)]
@@ -54,7 +55,7 @@ def test_an_index_goes_to_the_same_place_alone_and_in_company(size, key, index):
     assert all(0 <= place < size for place in alone)
 
 
-def test_permutations_of_three_are_all_as_likely():
+def test_permutations_of_three_are_all_as_likely() -> None:
     keys = combine("test", np.repeat(np.arange(12_000), 3))
     found = permute(np.tile(np.arange(3), 12_000), 3, keys).reshape(-1, 3)
     counts = Counter(map(tuple, found.tolist()))
@@ -63,7 +64,7 @@ def test_permutations_of_three_are_all_as_likely():
     assert all(abs(count - 2000) < 5 * 41 for count in counts.values())
 
 
-def test_uniform_numbers_are_uniform_along_counters_and_along_keys():
+def test_uniform_numbers_are_uniform_along_counters_and_along_keys() -> None:
     for bits in (draw(combine(1), np.arange(100_000)), draw(combine(2, np.arange(100_000)), np.zeros(1))):
         numbers = uniform(bits)
         assert numbers.min() >= 0
@@ -76,9 +77,9 @@ def test_uniform_numbers_are_uniform_along_counters_and_along_keys():
 # ---------------------------------------------------------------------- packing
 
 
-def naive_best_fit(lengths, capacity):
+def naive_best_fit(lengths: Any, capacity: Any) -> Any:
     """How full each row gets, by looking at all rows for every piece."""
-    rooms = []
+    rooms: list[int] = []
     for size in sorted(lengths, reverse=True):
         fitting = [number for number, room in enumerate(rooms) if room >= size]
         if fitting:
@@ -90,14 +91,14 @@ def naive_best_fit(lengths, capacity):
 
 @given(st.lists(st.integers(1, 50), max_size=120), st.integers(50, 90))
 @settings(deadline=None)
-def test_packing_is_best_fit_decreasing(lengths, capacity):
+def test_packing_is_best_fit_decreasing(lengths: Any, capacity: Any) -> None:
     rows = best_fit(lengths, capacity)
     assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
     assert sorted(sum(lengths[index] for index in row) for row in rows) == naive_best_fit(lengths, capacity)
 
 
 @pytest.mark.parametrize("wrong", [0, 9])
-def test_a_length_that_does_not_fit_a_row_is_an_error(wrong):
+def test_a_length_that_does_not_fit_a_row_is_an_error(wrong: Any) -> None:
     with pytest.raises(ValueError, match=f"A length is {wrong}; rows of 8 slots take lengths of 1 to 8"):
         best_fit([3, wrong], 8)
 
@@ -105,7 +106,7 @@ def test_a_length_that_does_not_fit_a_row_is_an_error(wrong):
 # ---------------------------------------------------------------------- the stream
 
 
-def names(rows):
+def names(rows: Any) -> Any:
     return [
         [(piece.source, piece.epoch, piece.index, piece.stream_index, piece.ids.tolist()) for piece in row]
         for row in rows
@@ -114,8 +115,8 @@ def names(rows):
 
 @given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99), st.lists(st.integers(0, 9)))
 @settings(max_examples=50, deadline=None)
-def test_a_take_is_what_smaller_takes_give(lengths, length, overhead, seed, counts):
-    def make():
+def test_a_take_is_what_smaller_takes_give(lengths: Any, length: Any, overhead: Any, seed: Any, counts: Any) -> None:
+    def make() -> Any:
         return PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
 
     whole, end = make().take(Position(), sum(counts))
@@ -128,7 +129,7 @@ def test_a_take_is_what_smaller_takes_give(lengths, length, overhead, seed, coun
     assert position == end
 
 
-def take_epochs(stream, epochs):
+def take_epochs(stream: Any, epochs: Any) -> Any:
     """All pieces of these epochs of a stream with one source."""
     pieces: list[DocumentChunk] = []
     position = Position()
@@ -142,7 +143,9 @@ def take_epochs(stream, epochs):
 
 @given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(lengths, length, overhead, seed):
+def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(
+    lengths: Any, length: Any, overhead: Any, seed: Any
+) -> None:
     stream = PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
     pieces = take_epochs(stream, 2)
     expected = [token for index in range(len(lengths)) for token in Texts(lengths)[index].tolist()]
@@ -155,14 +158,14 @@ def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(lengths, le
         assert np.array_equal(np.diff(piece.ids), np.ones(len(piece.ids) - 1))
 
 
-def test_pieces_are_counted_along_the_stream_without_gaps():
+def test_pieces_are_counted_along_the_stream_without_gaps() -> None:
     stream = PackedStream([StreamSource(Texts([5, 30, 2])), StreamSource(Texts([7] * 4), 2.0)], 16, 2, 0, pool_rows=3)
     rows, _ = stream.take(Position(), 40)
     assert [piece.stream_index for row in rows for piece in row] == list(range(sum(map(len, rows))))
 
 
-def test_epochs_phases_and_seeds_have_orders_of_their_own():
-    def order(seed, phase, epoch=0):
+def test_epochs_phases_and_seeds_have_orders_of_their_own() -> None:
+    def order(seed: Any, phase: Any, epoch: Any = 0) -> Any:
         stream = PackedStream([StreamSource(Texts([9] * 50))], 12, 2, seed, phase, pool_rows=4)
         return [piece.index for piece in take_epochs(stream, epoch + 1) if piece.epoch == epoch]
 
@@ -174,7 +177,7 @@ def test_epochs_phases_and_seeds_have_orders_of_their_own():
 
 @given(st.lists(st.tuples(st.floats(0.05, 5), st.integers(1, 60)), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_tokens_are_shared_by_weight(mixture):
+def test_tokens_are_shared_by_weight(mixture: Any) -> None:
     sources = [StreamSource(Texts([length] * 7), weight) for weight, length in mixture]
     stream = PackedStream(sources, 32, 2, 0, pool_rows=8)
     rows, position = stream.take(Position(), 1)
@@ -190,13 +193,13 @@ def test_tokens_are_shared_by_weight(mixture):
     assert np.abs(tokens / tokens.sum() - wanted).max() < 0.03
 
 
-def test_only_documents_of_enough_tokens_are_drawn():
+def test_only_documents_of_enough_tokens_are_drawn() -> None:
     stream = PackedStream([StreamSource(Texts([3, 20, 8, 40]), min_tokens=10)], 12, 2, 0, pool_rows=4)
     rows, _ = stream.take(Position(), 30)
     assert {int(piece.ids[0]) // 1_000_000 for row in rows for piece in row} == {1, 3}
 
 
-def test_rows_of_every_batch_have_short_and_long_pieces():
+def test_rows_of_every_batch_have_short_and_long_pieces() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=4000)
     rows, _ = PackedStream([StreamSource(Texts(lengths))], 64, 2, 0, pool_rows=512).take(Position(), 480)
     parts = [rows[start : start + 60] for start in range(0, 480, 60)]
@@ -212,15 +215,15 @@ def test_rows_of_every_batch_have_short_and_long_pieces():
         ({"weight": 0}, 8, "Source 0 has the weight 0; it must be above 0"),
     ],
 )
-def test_impossible_streams_are_errors(options, length, message):
+def test_impossible_streams_are_errors(options: Any, length: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         PackedStream([StreamSource(Texts([3]), **options)], length, 2, 0)
 
 
-def test_any_step_is_reached_directly():
+def test_any_step_is_reached_directly() -> None:
     """Far into the stream a take costs one pool, not the pools before."""
 
-    def take():
+    def take() -> Any:
         return PackedStream([StreamSource(Texts([5, 9, 14] * 40))], 16, 2, 3, pool_rows=8).take(Position(10**9, 3), 4)
 
     far, after = take()
@@ -229,7 +232,7 @@ def test_any_step_is_reached_directly():
     assert all(a.stream_index + 1 == b.stream_index for row in far for a, b in pairwise(row))
 
 
-def test_a_sample_of_documents_depends_on_the_seed_alone_and_is_cut_without_loss():
+def test_a_sample_of_documents_depends_on_the_seed_alone_and_is_cut_without_loss() -> None:
     sources = [Texts([5, 9, 0, 14] * 10), Texts([40] * 5)]
     sample = sample_documents(sources, 120, seed=1)
     for source, documents in enumerate(sources):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory) -> Path:
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm")
     make_tokenizer().save_pretrained(folder)
     torch.manual_seed(0)
@@ -45,7 +46,7 @@ def language_model(tmp_path_factory) -> Path:
     return folder
 
 
-def test_pseudo_perplexity_is_one_mask_at_a_time(language_model, tmp_path):
+def test_pseudo_perplexity_is_one_mask_at_a_time(language_model: Any, tmp_path: Path) -> None:
     texts = ["They talked about the weather", "the river is silver ."]
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts))
@@ -65,7 +66,7 @@ def test_pseudo_perplexity_is_one_mask_at_a_time(language_model, tmp_path):
     assert done.scores["tokens"] == len(losses)
 
 
-def test_needle_hides_the_fact_where_it_says():
+def test_needle_hides_the_fact_where_it_says() -> None:
     tokenizer = TextTokenizer(make_tokenizer())
     words = {word: tokenizer.tokenize([word])[0].ids[0] for word in WORDS}
     for depth in (0.0, 0.5, 1.0):
@@ -81,7 +82,7 @@ def test_needle_hides_the_fact_where_it_says():
             assert abs(share - depth) < 0.35
 
 
-def test_needle_of_an_untrained_model_is_near_chance(language_model):
+def test_needle_of_an_untrained_model_is_near_chance(language_model: Any) -> None:
     done = needle(language_model, [40, 60], [0.0, 1.0], samples=20)
     assert done.accuracy.shape == (2, 2)
     assert done.chance == pytest.approx(1 / len(WORDS))
@@ -91,7 +92,7 @@ def test_needle_of_an_untrained_model_is_near_chance(language_model):
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory) -> Path:
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
     make_tokenizer().save_pretrained(folder)
     torch.manual_seed(0)
@@ -101,7 +102,7 @@ def classifier(tmp_path_factory) -> Path:
     return folder
 
 
-def test_files_are_scored_with_the_models_own_labels(classifier, tmp_path):
+def test_files_are_scored_with_the_models_own_labels(classifier: Any, tmp_path: Path) -> None:
     path = tmp_path / "test.csv"
     path.write_text("text,label\nthe river,a\nthe house,a\nMadrid,a\n")
     done = evaluate("classify", classifier, path)
@@ -112,11 +113,11 @@ def test_files_are_scored_with_the_models_own_labels(classifier, tmp_path):
         evaluate("classify", classifier, path)
 
 
-def test_comparison_is_paired():
+def test_comparison_is_paired() -> None:
     right = np.random.default_rng(0).random(400) < 0.5
     better = right | (np.arange(400) % 10 == 0)
     first, second = (
-        Evaluation(name, {"accuracy": float(x.mean())}, "accuracy", 400, lambda i, x=x: float(x[i].mean()))
+        Evaluation(name, {"accuracy": float(x.mean())}, "accuracy", 400, lambda i, x=x: float(x[i].mean()))  # type: ignore[misc]
         for name, x in (("one", right), ("two", better))
     )
     result = compare([first, second])[0]
@@ -125,7 +126,7 @@ def test_comparison_is_paired():
     assert result.high - result.low < 0.08, "pairing takes out the spread that both models share"
 
 
-def test_the_command(classifier, language_model, tmp_path):
+def test_the_command(classifier: Any, language_model: Any, tmp_path: Path) -> None:
     path = tmp_path / "test.csv"
     path.write_text("text,label\nthe river,a\nthe house,b\n")
 
@@ -147,7 +148,7 @@ def test_the_command(classifier, language_model, tmp_path):
     assert "does not have a masked-lm head" in text
 
 
-def test_glue_runs_from_its_own_files(language_model, tmp_path):
+def test_glue_runs_from_its_own_files(language_model: Any, tmp_path: Path) -> None:
     data = tmp_path / "glue"
     for task, header, row in (
         ("CoLA", "", "x\t{label}\t\tthe river is stone ."),

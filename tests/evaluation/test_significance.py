@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bertblocks.evaluation.significance import paired_bootstrap
 
 
-def test_bootstrap_sees_a_real_difference_and_not_a_chance_one():
+def test_bootstrap_sees_a_real_difference_and_not_a_chance_one() -> None:
     generator = np.random.default_rng(0)
     first = generator.random(500) < 0.70
     better, same = first | (generator.random(500) < 0.3), generator.permutation(first)
 
-    def interval(second):
+    def interval(second: Any) -> Any:
         return paired_bootstrap(lambda i: (first[i].mean(), second[i].mean()), 500)
 
     low, high = interval(better)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ def hidden_and_gradients(
     Operation by operation: compiling each of many models as a whole takes longer.
     """
 
-    def loss(model):
+    def loss(model: Any) -> Any:
         hidden = model.forward(inputs, Options(max_segments, False, False)).last_hidden_state
         return (hidden * jnp.asarray(weights)).sum(), hidden
 
@@ -51,9 +53,9 @@ def assert_same_gradients(ours: dict[str, np.ndarray], model: torch.nn.Module, t
         assert difference < tolerance, f"{name}: gradients differ by {difference:.1e} of the largest"
 
 
-def assert_near(ours, theirs: torch.Tensor, tolerance: float = 1e-4) -> None:
+def assert_near(ours: Any, theirs: torch.Tensor, tolerance: float = 1e-4) -> None:
     """Compares with an absolute tolerance up to 1 and relative to the largest number beyond."""
-    theirs = theirs.detach().float().numpy()
-    assert ours.shape == theirs.shape
-    scale = max(1.0, float(np.abs(theirs[np.abs(theirs) < 1e30]).max()))
-    np.testing.assert_allclose(np.asarray(ours, np.float32) / scale, theirs / scale, atol=tolerance, rtol=tolerance)
+    expected = theirs.detach().float().numpy()
+    assert ours.shape == expected.shape
+    scale = max(1.0, float(np.abs(expected[np.abs(expected) < 1e30]).max()))
+    np.testing.assert_allclose(np.asarray(ours, np.float32) / scale, expected / scale, atol=tolerance, rtol=tolerance)

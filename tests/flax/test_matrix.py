@@ -1,5 +1,7 @@
 """Every block in JAX matches torch: hidden states to 1e-4 and gradients to 1e-3."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def few_layers(choice: dict) -> dict:
     "choice",
     [pytest.param(choice, id=label(choice), marks=() if choice in QUICK else pytest.mark.slow) for choice in CHOICES],
 )
-def test_packed_rows_match_torch(choice):
+def test_packed_rows_match_torch(choice: Any) -> None:
     model = BertBlocksModel(tiny_config(pooler=False, **few_layers(choice))).train()
     weights = torch.randn(*ROWS.shape, model.config.hidden_size)
     expected = model(ROWS, packed_seqlens=PACKED).last_hidden_state
@@ -53,7 +55,7 @@ def test_packed_rows_match_torch(choice):
     st.sampled_from(["left", "right", "holes"]),
     st.integers(0, 1000),
 )
-def test_padded_rows_of_random_configs_match_torch(config, lengths, padding, seed):
+def test_padded_rows_of_random_configs_match_torch(config: Any, lengths: Any, padding: Any, seed: Any) -> None:
     torch.manual_seed(seed)
     config.attention_backend = "eager"
     model = BertBlocksModel(config).train()
@@ -85,7 +87,7 @@ def test_padded_rows_of_random_configs_match_torch(config, lengths, padding, see
     ],
     ids=label,
 )
-def test_blocks_that_depend_on_the_sequence_match_torch(choice):
+def test_blocks_that_depend_on_the_sequence_match_torch(choice: Any) -> None:
     """Lengths beyond the 16 positions that RoPE's scaling starts from, mask tokens, and positions from an offset."""
     embedding = "learned" if "position_offset" in choice else "none"
     options = {"embd_pos_enc_kind": embedding, "max_position_embeddings": 16, "pooler": False, **choice}
@@ -106,7 +108,7 @@ def test_blocks_that_depend_on_the_sequence_match_torch(choice):
         ({"local_attention": True, "num_global_tokens": 2}, 4000),
     ],
 )
-def test_blocks_of_queries_equal_all_at_once(choice, max_scores, monkeypatch):
+def test_blocks_of_queries_equal_all_at_once(choice: Any, max_scores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few queries against the keys in reach, one block or several at a time."""
     model = BertBlocksModel(tiny_config(num_hidden_layers=1, pooler=False, block_pos_enc_kind="alibi", **choice))
     weights = torch.randn(*ROWS.shape, 32)
@@ -120,7 +122,7 @@ def test_blocks_of_queries_equal_all_at_once(choice, max_scores, monkeypatch):
     assert_same_gradients(gradients, model)
 
 
-def test_every_activation_matches_torch():
+def test_every_activation_matches_torch() -> None:
     from bertblocks.flax.nn.activation import ACTIVATIONS, get_activation
     from bertblocks.nn.activation import get_activation as get_torch_activation
 

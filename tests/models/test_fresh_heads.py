@@ -1,5 +1,8 @@
 """Task models that start from a checkpoint without their head, and relabelled classifiers."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +28,7 @@ MLM_HEAD = {"head.dense.weight", "head.dense.bias", "head.norm.weight", "head.no
 
 
 @pytest.fixture
-def encoder(tmp_path):
+def encoder(tmp_path: Path) -> Any:
     model = BertBlocksModel(tiny_config(mask_token_id=3))
     model.save_pretrained(tmp_path)
     return model
@@ -40,7 +43,9 @@ def encoder(tmp_path):
         (BertBlocksForPreTraining, MLM_HEAD | {"order.weight", "order.bias"}),
     ],
 )
-def test_a_tied_language_model_starts_from_an_encoder(encoder, tmp_path, model_class, head):
+def test_a_tied_language_model_starts_from_an_encoder(
+    encoder: Any, tmp_path: Path, model_class: Any, head: Any
+) -> None:
     model, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == head
     assert model.decoder.weight is model.model.embedding.token.weight
@@ -50,14 +55,14 @@ def test_a_tied_language_model_starts_from_an_encoder(encoder, tmp_path, model_c
             assert torch.equal(model.model.state_dict()[name], tensor), name
 
 
-def test_load_starts_a_language_model_with_a_warning(encoder, tmp_path):
+def test_load_starts_a_language_model_with_a_warning(encoder: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="decoder, head"):
         model, _ = bertblocks.load(tmp_path, task="masked-lm")
     assert torch.equal(model.model.embedding.token.weight, encoder.embedding.token.weight)
 
 
 @pytest.mark.parametrize("name", sorted(MLM_HEAD))
-def test_half_a_language_model_head_raises(tmp_path, name):
+def test_half_a_language_model_head_raises(tmp_path: Path, name: Any) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
@@ -74,8 +79,8 @@ NAMES = {"id2label": FIVE, "label2id": {name: index for index, name in FIVE.item
 
 @pytest.mark.parametrize("options", [{"num_labels": 5}, NAMES, {"num_labels": 5, **NAMES}])
 @pytest.mark.parametrize("auto_class", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
-def test_a_classifier_is_relabelled_as_in_transformers(tmp_path, auto_class, options):
-    theirs = BertConfig(
+def test_a_classifier_is_relabelled_as_in_transformers(tmp_path: Path, auto_class: Any, options: Any) -> None:
+    theirs = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40, num_labels=3
     )
     ids = torch.tensor([[5, 6, 7]])
@@ -92,7 +97,7 @@ def test_a_classifier_is_relabelled_as_in_transformers(tmp_path, auto_class, opt
         assert torch.equal(tensor, before[f"model.{key}"]), key
 
 
-def test_relabelling_needs_consent_and_consistent_names(tmp_path):
+def test_relabelling_needs_consent_and_consistent_names(tmp_path: Path) -> None:
     BertBlocksForSequenceClassification(tiny_config(num_labels=3)).save_pretrained(tmp_path)
     with pytest.raises(OSError, match="the weights do not have the shapes that the config asks for"):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
@@ -100,7 +105,7 @@ def test_relabelling_needs_consent_and_consistent_names(tmp_path):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=4, **NAMES)
 
 
-def test_a_cross_encoder_is_relabelled(tmp_path):
+def test_a_cross_encoder_is_relabelled(tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     from transformers import BertTokenizer
 

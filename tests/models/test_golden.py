@@ -7,6 +7,7 @@ test builds the config by hand, brings the weights into our layout, and compares
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def swiglu_width(intermediate_size: int) -> int:
     return 8 * math.ceil(int(2 * intermediate_size / 3) / 8)
 
 
-def read_config(reference: dict, weights: dict[str, Tensor], **options) -> BertBlocksConfig:
+def read_config(reference: dict, weights: dict[str, Tensor], **options: Any) -> BertBlocksConfig:
     """Choices that `config.json` does not name are those of the official NeoBERT: RoPE, RMSNorm, SwiGLU."""
     has_rope = reference.get("rope", True)
     has_rms = reference.get("rms_norm", True)
@@ -124,7 +125,7 @@ def read_weights(weights: dict[str, Tensor], config: BertBlocksConfig) -> dict[s
     return ours
 
 
-def load(name: str, **options) -> BertBlocksForMaskedLM:
+def load(name: str, **options: Any) -> BertBlocksForMaskedLM:
     reference = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))
     weights = load_file(FOLDER / name / "model.safetensors")
     config = read_config(reference, weights, **options)
@@ -157,7 +158,7 @@ def run(model: BertBlocksForMaskedLM, layout: str, ids: Tensor, mask: Tensor) ->
 @pytest.mark.parametrize("layout", ["padded", "ragged", "cu_seqlens", "packed_seqlens"])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_hidden_states_and_logits_are_those_of_the_reference(name, layout, backend):
+def test_hidden_states_and_logits_are_those_of_the_reference(name: Any, layout: Any, backend: Any) -> None:
     model = load(name, attention_backend=backend, unpad=layout != "padded")
     reference = load_file(FOLDER / name / "reference.safetensors")
     ids, mask = reference["input_ids"], reference["attention_mask"].bool()
@@ -167,7 +168,7 @@ def test_hidden_states_and_logits_are_those_of_the_reference(name, layout, backe
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_batches_of_the_reference_are_ragged(name):
+def test_the_batches_of_the_reference_are_ragged(name: Any) -> None:
     """Otherwise the layouts above are equal."""
     lengths = load_file(FOLDER / name / "reference.safetensors")["attention_mask"].sum(1).tolist()
     assert len(set(lengths)) == len(lengths)
@@ -176,7 +177,7 @@ def test_the_batches_of_the_reference_are_ragged(name):
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_the_logits_of_the_reference_come_from_the_decoder_in_its_file(name):
+def test_the_logits_of_the_reference_come_from_the_decoder_in_its_file(name: Any) -> None:
     """They do not come from the token embeddings, although config.json has `tie_word_embeddings`."""
     weights = load_file(FOLDER / name / "model.safetensors")
     reference = load_file(FOLDER / name / "reference.safetensors")

@@ -1,5 +1,8 @@
 """Models as users see them: inputs, outputs, losses, and use with torch and transformers."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
@@ -28,7 +31,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-def test_masks_in_all_forms_are_the_same_mask(unpad):
+def test_masks_in_all_forms_are_the_same_mask(unpad: Any) -> None:
     model = BertBlocksModel(tiny_config(unpad=unpad)).eval()
     ids, mask = batch()
     lowest = torch.finfo(torch.float32).min
@@ -45,7 +48,7 @@ def test_masks_in_all_forms_are_the_same_mask(unpad):
         assert torch.equal(result, results["bool"]), name
 
 
-def test_embeddings_in_place_of_ids():
+def test_embeddings_in_place_of_ids() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     ids, mask = batch()
     by_ids = model(ids, attention_mask=mask)
@@ -53,7 +56,7 @@ def test_embeddings_in_place_of_ids():
     assert torch.equal(by_embeddings.last_hidden_state, by_ids.last_hidden_state)
 
 
-def test_token_types_and_positions():
+def test_token_types_and_positions() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     ids, mask = batch()
     plain = model(ids, attention_mask=mask).last_hidden_state
@@ -67,7 +70,7 @@ def test_token_types_and_positions():
 
 
 @pytest.mark.parametrize("kind", ["rope", "learned"])
-def test_given_positions_are_used_by_rope_and_by_tables(kind):
+def test_given_positions_are_used_by_rope_and_by_tables(kind: Any) -> None:
     """Positions 0, 2, 4 of a sequence are those of every second token of a longer one, for a bag of keys."""
     options = {"block_pos_enc_kind": "rope", "embd_pos_enc_kind": "none"} if kind == "rope" else {}
     model = BertBlocksModel(tiny_config(**options, num_hidden_layers=1)).eval()
@@ -105,19 +108,19 @@ TWO = {"input_ids": torch.tensor([[1, 2]])}
         ({"input_ids": torch.tensor([1, 2]), "cu_seqlens": torch.tensor([0, 3])}, r"cu_seqlens is \[0, 3\]"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(arguments, message):
+def test_bad_input_is_one_clear_sentence(arguments: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         BertBlocksModel(tiny_config())(**arguments)
 
 
 @pytest.mark.parametrize("kind", ["alibi", "none"])
-def test_position_ids_without_a_position_encoding_raise(kind):
+def test_position_ids_without_a_position_encoding_raise(kind: Any) -> None:
     model = BertBlocksModel(tiny_config(block_pos_enc_kind=kind, embd_pos_enc_kind="none"))
     with pytest.raises(ValueError, match="no position encoding that uses them"):
         model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))
 
 
-def test_positions_of_flat_and_wrong_shape():
+def test_positions_of_flat_and_wrong_shape() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     flat, bounds = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])
     given = model(flat, cu_seqlens=bounds, position_ids=torch.tensor([[0, 1, 0]])).last_hidden_state
@@ -126,7 +129,7 @@ def test_positions_of_flat_and_wrong_shape():
         model(flat, cu_seqlens=bounds, position_ids=torch.tensor([[0, 1]]))
 
 
-def test_positions_with_an_offset_count_real_tokens_only():
+def test_positions_with_an_offset_count_real_tokens_only() -> None:
     """RoBERTa's rule, for a mask with a hole."""
     model = BertBlocksModel(tiny_config(position_offset=2))
     positions = []
@@ -138,8 +141,8 @@ def test_positions_with_an_offset_count_real_tokens_only():
 # ---------------------------------------------------------------------- output
 
 
-def test_attentions_are_transformers_attentions():
-    config = BertConfig(
+def test_attentions_are_transformers_attentions() -> None:
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
         attn_implementation="eager",
     )  # fmt: skip
@@ -160,7 +163,7 @@ def test_attentions_are_transformers_attentions():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_attentions_stand_at_the_columns_of_their_tokens(side, unpad):
+def test_attentions_stand_at_the_columns_of_their_tokens(side: Any, unpad: Any) -> None:
     model = BertBlocksModel(tiny_config(unpad=unpad)).eval()
     sequences = ragged_ids([6, 3])
     ids, mask = pad_ids(sequences, side)
@@ -171,7 +174,7 @@ def test_attentions_stand_at_the_columns_of_their_tokens(side, unpad):
         torch.testing.assert_close(weights[row][:, real][:, :, real], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_attentions_of_packed_input_are_by_sequence():
+def test_attentions_of_packed_input_are_by_sequence() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     sequences = ragged_ids([6, 3])
     packed = model(torch.cat(sequences), cu_seqlens=torch.tensor([0, 6, 9]), output_attentions=True).attentions[0]
@@ -180,7 +183,7 @@ def test_attentions_of_packed_input_are_by_sequence():
     torch.testing.assert_close(packed[1, :, :3, :3], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_attentions_of_nothing_but_padding_are_zero():
+def test_attentions_of_nothing_but_padding_are_zero() -> None:
     model = BertBlocksModel(tiny_config())
     for unpad in (True, False):
         model.config.unpad = unpad
@@ -190,13 +193,13 @@ def test_attentions_of_nothing_but_padding_are_zero():
         assert not out.last_hidden_state.any()
 
 
-def test_tuple_output():
+def test_tuple_output() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(model(ids, return_dict=False)[0], model(ids).last_hidden_state)
 
 
-def test_packed_shapes():
+def test_packed_shapes() -> None:
     ids, bounds = torch.cat(ragged_ids([4, 2, 3])), torch.tensor([0, 4, 6, 9])
     options = {"input_ids": ids, "cu_seqlens": bounds}
     config = tiny_config(num_labels=5)
@@ -211,7 +214,7 @@ def test_packed_shapes():
 
 
 @pytest.mark.parametrize("task", [task for task in TASK_MODELS if task not in ("base", "masked-diffusion")])
-def test_packed_losses_equal_padded_losses(task):
+def test_packed_losses_equal_padded_losses(task: Any) -> None:
     model = TASK_MODELS[task](tiny_config(num_labels=3)).eval()
     sequences = ragged_ids([6, 2, 9])
     ids, mask = pad_ids(sequences)
@@ -228,7 +231,7 @@ def test_packed_losses_equal_padded_losses(task):
     torch.testing.assert_close(model(torch.cat(sequences), cu_seqlens=bounds, **packed).loss, expected)
 
 
-def test_labels_of_a_wrong_shape_are_not_broadcast():
+def test_labels_of_a_wrong_shape_are_not_broadcast() -> None:
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=1))
     with pytest.raises(ValueError, match=r"labels has shape \[1\]; for regression it must be \[2, 1\]"):
         model(torch.tensor([[1], [2]]), labels=torch.tensor([5.0]))
@@ -237,7 +240,7 @@ def test_labels_of_a_wrong_shape_are_not_broadcast():
 # ---------------------------------------------------------------------- masked LM
 
 
-def test_training_sends_only_labelled_tokens_through_the_head():
+def test_training_sends_only_labelled_tokens_through_the_head() -> None:
     model = BertBlocksForMaskedLM(tiny_config()).train()
     ids, mask = batch()
     labels = torch.full_like(ids, -100)
@@ -257,7 +260,7 @@ def test_training_sends_only_labelled_tokens_through_the_head():
     assert model(ids, attention_mask=mask, labels=labels).logits.shape == (4, 12, 60)
 
 
-def test_loss_by_the_number_of_items_of_the_whole_batch():
+def test_loss_by_the_number_of_items_of_the_whole_batch() -> None:
     """Two halves of a batch, each divided by the labels of both, add up to the loss of the whole."""
     model = BertBlocksForMaskedLM(tiny_config()).train()
     ids, mask = pad_ids(ragged_ids([12, 5, 9, 2]))
@@ -268,21 +271,21 @@ def test_loss_by_the_number_of_items_of_the_whole_batch():
     torch.testing.assert_close(halves[0] + halves[1], whole)
 
 
-def test_a_batch_without_labels_has_a_loss_of_zero():
+def test_a_batch_without_labels_has_a_loss_of_zero() -> None:
     model = BertBlocksForMaskedLM(tiny_config()).train()
     loss = model(torch.tensor([[1, 2]]), labels=torch.tensor([[-100, -100]])).loss
     loss.backward()
     assert loss == 0
 
 
-def test_tied_and_untied_decoders():
+def test_tied_and_untied_decoders() -> None:
     tied = BertBlocksForMaskedLM(tiny_config())
     assert tied.decoder.weight is tied.model.embedding.token.weight
     untied = BertBlocksForMaskedLM(tiny_config(tie_word_embeddings=False))
     assert untied.decoder.weight is not untied.model.embedding.token.weight
 
 
-def test_attentions_by_config(tmp_path):
+def test_attentions_by_config(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config(attention_backend="sdpa"))
     model.config.output_attentions = True
     model.config.output_hidden_states = True
@@ -293,7 +296,7 @@ def test_attentions_by_config(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": False}, {"ngpt": True, "ngpt_logit_scale": True}])
-def test_resize_token_embeddings(options):
+def test_resize_token_embeddings(options: Any) -> None:
     model = BertBlocksForMaskedLM(tiny_config(**options)).eval()
     tie = not options
     ids = torch.tensor([[1, 2, 3]])
@@ -316,7 +319,7 @@ def test_resize_token_embeddings(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"ngpt": True}, {"block_pos_enc_kind": "alibi", "local_attention": True}])
-def test_gradient_checkpointing_keeps_gradients_equal(options):
+def test_gradient_checkpointing_keeps_gradients_equal(options: Any) -> None:
     ids, mask = batch()
     gradients = []
     model = BertBlocksForMaskedLM(tiny_config(**options)).train()
@@ -341,15 +344,15 @@ class LearnedBias(BlockPosition):
         self.weight = torch.nn.Parameter(torch.full((4,), 0.3))
 
     @classmethod
-    def from_config(cls, config, is_local):
+    def from_config(cls, config: Any, is_local: Any) -> Any:
         return cls()
 
-    def bias(self, distance):
+    def bias(self, distance: Any) -> Any:
         return -self.weight.view(-1, *(1,) * distance.dim()) * distance.abs()
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_gradients_of_a_learned_bias(local, monkeypatch):
+def test_gradients_of_a_learned_bias(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same by eager and by sdpa, with and without gradient checkpointing: a bias with parameters is not shared."""
     monkeypatch.setitem(BLOCK_POSITIONS._blocks, "own", LearnedBias)
     monkeypatch.setattr(SdpaBackend, "block_size", 3)
@@ -362,7 +365,7 @@ def test_gradients_of_a_learned_bias(local, monkeypatch):
             model.gradient_checkpointing_enable()
         model.zero_grad()
         model(ids, attention_mask=mask).last_hidden_state.square().sum().backward()
-        gradients.append(torch.stack([layer.attention.position.weight.grad for layer in model.encoder.layers]))
+        gradients.append(torch.stack([layer.attention.position.weight.grad for layer in model.encoder.layers]))  # type: ignore[misc]
     assert gradients[0].abs().min() > 0
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], atol=1e-9, rtol=1e-9)
@@ -383,7 +386,7 @@ def test_gradients_of_a_learned_bias(local, monkeypatch):
     ],
     ids=["rope rms local", "alibi grouped", "ngpt"],
 )
-def test_compiles_without_a_graph_break(options):
+def test_compiles_without_a_graph_break(options: Any) -> None:
     torch._dynamo.reset()
     model = BertBlocksForMaskedLM(tiny_config(**options)).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -394,7 +397,7 @@ def test_compiles_without_a_graph_break(options):
 
 
 @pytest.mark.slow
-def test_compiles_with_inductor():
+def test_compiles_with_inductor() -> None:
     torch._dynamo.reset()
     model = BertBlocksModel(tiny_config(norm_pos="pre", block_pos_enc_kind="rope", local_attention=True)).eval()
     ids, mask = batch()
@@ -407,7 +410,7 @@ def test_compiles_with_inductor():
 @pytest.mark.parametrize(
     "options", [{}, {"ngpt": True}, {"block_pos_enc_kind": "rope", "qk_norm": True, "norm_fn": "rms"}]
 )
-def test_half_precision_stays_half_and_close(dtype, options):
+def test_half_precision_stays_half_and_close(dtype: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(initializer_range=0.05, **options)).eval()
     ids, mask = batch()
     expected = model(ids, mask).last_hidden_state
@@ -416,7 +419,7 @@ def test_half_precision_stays_half_and_close(dtype, options):
     assert (actual.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def test_attn_implementation_is_the_attention_backend(tmp_path):
+def test_attn_implementation_is_the_attention_backend(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config())
     model.save_pretrained(tmp_path)
     loaded = BertBlocksModel.from_pretrained(tmp_path, attn_implementation="eager")
@@ -432,7 +435,7 @@ def test_attn_implementation_is_the_attention_backend(tmp_path):
     assert loaded.config.attention_backend == "sdpa"
 
 
-def test_lora_trains_and_merges():
+def test_lora_trains_and_merges() -> None:
     peft = pytest.importorskip("peft")
     base = BertBlocksForSequenceClassification(tiny_config(num_labels=3))
     lora = peft.LoraConfig(
@@ -484,7 +487,7 @@ class Examples(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("task", [task for task in TASK_MODELS if task != "base"])
-def test_hf_trainer_trains_evaluates_and_saves(task, tmp_path):
+def test_hf_trainer_trains_evaluates_and_saves(task: Any, tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
     model = TASK_MODELS[task](tiny_config(num_hidden_layers=1, mask_token_id=3, initializer_range=0.05))
@@ -504,7 +507,7 @@ def test_hf_trainer_trains_evaluates_and_saves(task, tmp_path):
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
+def tokenizer(tmp_path: Path) -> Any:
     from transformers import BertTokenizer
 
     words = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ".", "!", "?", "##s", "good", "bad"]
@@ -513,12 +516,12 @@ def tokenizer(tmp_path):
     return BertTokenizer(str(vocabulary))
 
 
-def test_pipelines(tokenizer, tmp_path):
+def test_pipelines(tokenizer: Any, tmp_path: Path) -> None:
     from transformers import pipeline
 
     config = tiny_config(vocab_size=len(tokenizer), num_labels=3)
 
-    def make(task: str, model_class):
+    def make(task: str, model_class: Any) -> Any:
         folder = tmp_path / task
         model_class(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -539,10 +542,10 @@ def test_pipelines(tokenizer, tmp_path):
 # ---------------------------------------------------------------------- attribution
 
 
-def attributions(model, ids, mask, **options):
+def attributions(model: Any, ids: Any, mask: Any, **options: Any) -> Any:
     """Gradients of one logit with respect to every returned hidden state and attention, read in two ways."""
 
-    def forward():
+    def forward() -> Any:
         out = model(ids, attention_mask=mask, output_hidden_states=True, output_attentions=True, **options)
         return out.logits[0, 0], [*out.hidden_states, *out.attentions]
 
@@ -559,8 +562,8 @@ def attributions(model, ids, mask, **options):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unpad, side):
-    config = BertConfig(
+def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unpad: Any, side: Any) -> None:
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, num_labels=3,
         attn_implementation="eager",
     )  # fmt: skip
@@ -579,7 +582,7 @@ def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unp
 
 @pytest.mark.parametrize("options", [{"norm_pos": "pre", "norm_fn": "rms"}, {"ngpt": True}, {"num_hidden_groups": 1}])
 @pytest.mark.parametrize("task", ["masked-lm", "sequence-classification", "token-classification"])
-def test_every_task_lets_gradients_reach_its_hidden_states(task, options):
+def test_every_task_lets_gradients_reach_its_hidden_states(task: Any, options: Any) -> None:
     model = TASK_MODELS[task](tiny_config(**options)).eval()
     out = model(torch.cat(ragged_ids([4, 2])), cu_seqlens=torch.tensor([0, 4, 6]), output_hidden_states=True)
     gradients = torch.autograd.grad(out.logits.flatten()[1], out.hidden_states)

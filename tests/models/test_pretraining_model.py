@@ -1,5 +1,8 @@
 """The pretraining model with two heads, against transformers' BERT and against its parts."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,7 +27,7 @@ def labelled(seed: int = 3) -> dict[str, torch.Tensor]:
     }
 
 
-def test_two_steps_of_training_equal_transformers():
+def test_two_steps_of_training_equal_transformers() -> None:
     """Loss and weights, with the next-sentence label of transformers as order label."""
     sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -47,7 +50,7 @@ def test_two_steps_of_training_equal_transformers():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_totals_are_sums_over_labelled_tokens_and_sequences(training):
+def test_totals_are_sums_over_labelled_tokens_and_sequences(training: Any) -> None:
     model = BertBlocksForPreTraining(tiny_config()).train(training)
     batch = labelled()
     batch["order_labels"][1] = -100
@@ -63,7 +66,7 @@ def test_totals_are_sums_over_labelled_tokens_and_sequences(training):
     assert (out.prediction_logits is None) == training
 
 
-def test_each_loss_term_works_alone():
+def test_each_loss_term_works_alone() -> None:
     model = BertBlocksForPreTraining(tiny_config()).train()
     batch = labelled()
     both = model(**batch)
@@ -75,7 +78,7 @@ def test_each_loss_term_works_alone():
     assert model(batch["input_ids"], batch["attention_mask"]).loss is None
 
 
-def test_packed_batches_have_a_label_for_each_sequence():
+def test_packed_batches_have_a_label_for_each_sequence() -> None:
     model = BertBlocksForPreTraining(tiny_config()).eval()
     batch = labelled()
     real = batch["attention_mask"] == 1
@@ -90,7 +93,7 @@ def test_packed_batches_have_a_label_for_each_sequence():
 
 
 @pytest.mark.parametrize("options", [{}, {"pooler": False, "norm_pos": "pre", "tie_word_embeddings": False}], ids=str)
-def test_the_checkpoint_loads_for_both_tasks(tmp_path, options):
+def test_the_checkpoint_loads_for_both_tasks(tmp_path: Path, options: Any) -> None:
     model = BertBlocksForPreTraining(tiny_config(**options)).eval()
     model.save_pretrained(tmp_path)
     batch = labelled()
@@ -106,7 +109,7 @@ def test_the_checkpoint_loads_for_both_tasks(tmp_path, options):
     assert isinstance(bertblocks.load(tmp_path)[0], BertBlocksForPreTraining)
 
 
-def test_a_masked_lm_checkpoint_gets_a_fresh_order_head(tmp_path):
+def test_a_masked_lm_checkpoint_gets_a_fresh_order_head(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config())
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="newly initialized, must be trained"):

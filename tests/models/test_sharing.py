@@ -1,6 +1,8 @@
 """Factorized embeddings and layers that share weights, against equivalent models without them."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ MASK = (IDS != 0).long()
         (5, 2, [0, 0, 0, 1, 1]),
     ],
 )
-def test_neighbouring_layers_form_groups(layers, groups, order):
+def test_neighbouring_layers_form_groups(layers: Any, groups: Any, order: Any) -> None:
     config = tiny_config(num_hidden_layers=layers, num_hidden_groups=groups)
     model = BertBlocksModel(config)
     assert model.encoder.order == [config.layer_group(index) for index in range(layers)] == order
@@ -52,7 +54,7 @@ def unshared(model: BertBlocksModel) -> BertBlocksModel:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_shared_layers_equal_copies_and_sum_their_gradients(groups, checkpointing):
+def test_shared_layers_equal_copies_and_sum_their_gradients(groups: Any, checkpointing: Any) -> None:
     model = BertBlocksModel(tiny_config(num_hidden_layers=5, num_hidden_groups=groups)).double().train()
     copies = unshared(model).double().train()
     if checkpointing:
@@ -70,12 +72,12 @@ def test_shared_layers_equal_copies_and_sum_their_gradients(groups, checkpointin
     for group, layer in enumerate(model.encoder.layers):
         members = [copies.encoder.layers[index] for index, other in enumerate(model.encoder.order) if other == group]
         for name, parameter in layer.named_parameters():
-            total = sum(member.get_parameter(name).grad for member in members)
+            total = sum(member.get_parameter(name).grad for member in members)  # type: ignore[misc]
             torch.testing.assert_close(parameter.grad, total)
     torch.testing.assert_close(model.embedding.token.weight.grad, copies.embedding.token.weight.grad)
 
 
-def test_sharing_saves_parameters_but_no_flops():
+def test_sharing_saves_parameters_but_no_flops() -> None:
     one, all_apart = tiny_config(num_hidden_groups=1), tiny_config()
     few, many = (count_parameters(build(config, "base")) for config in (one, all_apart))
     for part in ("attention", "feed-forward"):
@@ -83,7 +85,7 @@ def test_sharing_saves_parameters_but_no_flops():
     assert count_flops(build(one, "base"), 20) == count_flops(build(all_apart, "base"), 20)
 
 
-def test_the_analysis_shows_what_is_shared():
+def test_the_analysis_shows_what_is_shared() -> None:
     config = tiny_config(num_hidden_groups=1, embedding_size=8)
     assert "3 layers of 32, with the weights of 1," in summarize(config)
     assert "vocabulary 60 of 8" in summarize(config)
@@ -97,7 +99,7 @@ def test_the_analysis_shows_what_is_shared():
 # ---------------------------------------------------------------------- narrow embeddings
 
 
-def test_factorized_embeddings_without_a_norm_equal_a_low_rank_table():
+def test_factorized_embeddings_without_a_norm_equal_a_low_rank_table() -> None:
     """Lookup and projection are linear: tables multiplied out give the same model."""
     options = {"embedding_norm": False, "type_vocab_size": 0}
     narrow = BertBlocksModel(tiny_config(embedding_size=8, **options)).double().eval()
@@ -112,7 +114,7 @@ def test_factorized_embeddings_without_a_norm_equal_a_low_rank_table():
         torch.testing.assert_close(narrow(IDS, MASK).last_hidden_state, wide(IDS, MASK).last_hidden_state)
 
 
-def test_sizes_of_a_factorized_model():
+def test_sizes_of_a_factorized_model() -> None:
     model = BertBlocksForMaskedLM(tiny_config(embedding_size=8))
     embedding = model.model.embedding
     shapes = {name: list(parameter.shape) for name, parameter in embedding.named_parameters()}
@@ -137,13 +139,13 @@ def test_sizes_of_a_factorized_model():
     assert count_flops(build(model.config, "masked-lm"), 10)["embedding projection"] == 2 * 10 * 8 * 32
 
 
-def test_a_projection_between_equal_sizes_is_a_choice():
+def test_a_projection_between_equal_sizes_is_a_choice() -> None:
     assert BertBlocksModel(tiny_config()).embedding.projection is None
     assert BertBlocksModel(tiny_config(embedding_projection=True)).embedding.projection.weight.shape == (32, 32)
 
 
 @pytest.mark.parametrize("kind", ["trunc_normal", "megatron", "xavier"])
-def test_the_projection_is_initialized_like_an_embedding(kind):
+def test_the_projection_is_initialized_like_an_embedding(kind: Any) -> None:
     config = tiny_config(
         hidden_size=512, embedding_size=256, init_kind=kind, num_hidden_layers=8, initializer_range=0.1
     )
@@ -154,14 +156,14 @@ def test_the_projection_is_initialized_like_an_embedding(kind):
     assert not projection.bias.any()
 
 
-def test_ngpt_keeps_columns_of_the_projection_on_the_sphere():
+def test_ngpt_keeps_columns_of_the_projection_on_the_sphere() -> None:
     model = BertBlocksModel(tiny_config(ngpt=True, embedding_size=8))
     model.renormalize_weights()
     norms = model.embedding.projection.weight.norm(dim=0)  # each column is a vector of the residual stream
     torch.testing.assert_close(norms, torch.ones(8))
 
 
-def test_sharing_and_factorization_survive_saving_and_resizing(tmp_path):
+def test_sharing_and_factorization_survive_saving_and_resizing(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(embedding_size=8, num_hidden_groups=2)).eval()
     model.save_pretrained(tmp_path)
     again = BertBlocksForMaskedLM.from_pretrained(tmp_path).eval()
@@ -173,7 +175,7 @@ def test_sharing_and_factorization_survive_saving_and_resizing(tmp_path):
     assert again.decoder.weight is again.model.embedding.token.weight
 
 
-def test_implied_sizes_follow_other_keys():
+def test_implied_sizes_follow_other_keys() -> None:
     config = tiny_config()
     config.hidden_size, config.num_hidden_layers = 64, 5
     assert (config.embedding_size, config.embedding_projection, config.num_hidden_groups) == (64, False, 5)
@@ -196,7 +198,7 @@ def test_implied_sizes_follow_other_keys():
         ({"classifier_head": "dense", "classifier_head_on_tokens": True, "qa_dropout": 0.0}, 0.3, 0.0),
     ],
 )
-def test_token_heads_have_their_own_dropout(options, tags, spans):
+def test_token_heads_have_their_own_dropout(options: Any, tags: Any, spans: Any) -> None:
     config = tiny_config(classifier_dropout=0.3, **options)
     assert BertBlocksForTokenClassification(config).dropout.p == tags
     assert BertBlocksForQuestionAnswering(config).dropout.p == spans

@@ -3,6 +3,7 @@
 import itertools
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,9 @@ PATTERNS = {
 @pytest.mark.parametrize("kind", ["ragged", "padded"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "sdpa in blocks", "cpu", "cpu in blocks"])
-def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monkeypatch):
+def test_backends_equal_naive_attention(
+    backend: Any, pattern: Any, kind: Any, with_alibi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "blocks" in backend:
         monkeypatch.setattr(SdpaBackend, "block_size", 3)  # beyond two slabs of keys from 22 tokens on
     monkeypatch.setattr(cpu_module, "LONGEST_CHUNK", 24)  # beyond it a global sequence is the fused kernel's
@@ -61,7 +64,8 @@ def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monk
     options = PATTERNS[pattern]
     q, k, v = flat_qkv(layout.positions.shape[0])
     position = ALiBi(HEADS) if with_alibi else BlockPosition()
-    chosen = {"eager": EagerBackend, "sdpa": SdpaBackend, "cpu": CpuBackend}[backend.split()[0]]()
+    backends: dict[str, Any] = {"eager": EagerBackend, "sdpa": SdpaBackend, "cpu": CpuBackend}
+    chosen = backends[backend.split()[0]]()
     out = chosen.attend(q, k, v, AttentionContext(layout, AttentionPattern(position=position, **options), 0.4, 0.0))
     slopes = alibi_slopes(HEADS) if with_alibi else None
     for row, length in enumerate(lengths):
@@ -73,7 +77,7 @@ def test_backends_equal_naive_attention(backend, pattern, kind, with_alibi, monk
 
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
+def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend: Any, pattern: Any) -> None:
     """Padding far from any real token in a local layer, and a row that is padding only."""
     mask = torch.zeros(2, 30, dtype=torch.bool)
     mask[0, :3] = True
@@ -88,7 +92,7 @@ def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend, pattern):
 
 
 @pytest.mark.parametrize("backend", [SdpaBackend(), CpuBackend()], ids=["sdpa", "cpu"])
-def test_local_layers_of_long_sequences_go_by_blocks(backend):
+def test_local_layers_of_long_sequences_go_by_blocks(backend: Any) -> None:
     """No matrix of length x length is made: the largest tensor stays linear in the length."""
     pattern = AttentionPattern(half_window=64)
     assert not backend.is_banded(65, pattern)
@@ -112,40 +116,44 @@ RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 2
 @pytest.mark.parametrize("together", [0, 64], ids=["apart", "together"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("rows", "length"), RECTANGLES)
-def test_cpu_backend_equals_eager_on_rectangles(rows, length, pattern, together, with_alibi, monkeypatch):
+def test_cpu_backend_equals_eager_on_rectangles(
+    rows: Any, length: Any, pattern: Any, together: Any, with_alibi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward and gradients, with and without autograd, in double precision."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
     monkeypatch.setattr(cpu_module, "LONGEST_ROW", together)
     monkeypatch.setattr(cpu_module, "LONGEST_CHUNK", 20)
     layout = SequenceLayout.from_shape(rows, length, torch.device("cpu"))
-    qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
+    q, k, v = qkv = [x.double().requires_grad_() for x in flat_qkv(rows * length)]
     weight = torch.randn(rows * length, HEADS, SIZE, dtype=torch.float64)
     options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
     results = []
     for backend in (EagerBackend(), CpuBackend()):
-        out = backend.attend(*qkv, AttentionContext(layout, options, 0.4, 0.0))
+        out = backend.attend(q, k, v, AttentionContext(layout, options, 0.4, 0.0))
         results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
     with torch.no_grad():
         results[0].append(results[0][0])
-        results[1].append(CpuBackend().attend(*qkv, AttentionContext(layout, options, 0.4, 0.0)))
+        results[1].append(CpuBackend().attend(q, k, v, AttentionContext(layout, options, 0.4, 0.0)))
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("together", [0, 4, 12, 64])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_cpu_backend_equals_eager_on_ragged_sequences(pattern, together, with_alibi, monkeypatch):
+def test_cpu_backend_equals_eager_on_ragged_sequences(
+    pattern: Any, together: Any, with_alibi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
     monkeypatch.setattr(cpu_module, "MAX_JOINED_TOKENS", together)
     lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
     layout = SequenceLayout.from_cu_seqlens(F.pad(lengths.cumsum(0), (1, 0)), (int(lengths.sum()),))
-    qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
+    q, k, v = qkv = [x.double().requires_grad_() for x in flat_qkv(int(lengths.sum()))]
     weight = torch.randn(len(qkv[0]), HEADS, SIZE, dtype=torch.float64)
     options = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
     results = []
     for backend in (EagerBackend(), CpuBackend()):
-        out = backend.attend(*qkv, AttentionContext(layout, options, 0.4, 0.0))
+        out = backend.attend(q, k, v, AttentionContext(layout, options, 0.4, 0.0))
         results.append([out, *torch.autograd.grad((out * weight).sum(), qkv)])
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-10)
 
@@ -155,7 +163,7 @@ class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 
     numel = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
@@ -163,7 +171,7 @@ class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
         return out
 
 
-def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
+def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layouts([29, 9])["ragged"]
     q, k, v = flat_qkv(38)
     pattern = AttentionPattern(position=ALiBi(HEADS))
@@ -176,7 +184,7 @@ def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch):
 
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 @pytest.mark.parametrize("kind", ["ragged", "padded"])
-def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
+def test_dropout_drops_weights_and_keeps_their_mean(backend: Any, kind: Any) -> None:
     layout = layouts([12, 5])[kind]
     tokens = layout.positions.shape[0]
     q, k = torch.zeros(tokens, HEADS, SIZE), torch.zeros(tokens, HEADS, SIZE)
@@ -193,12 +201,14 @@ def test_dropout_drops_weights_and_keeps_their_mean(backend, kind):
 
 
 @pytest.fixture
-def flash_on_cpu(monkeypatch):
+def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stand-in for flash-attn's kernel, made of naive attention, that reads its arguments as the real one does."""
     calls = []
 
-    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, window_size,
-               alibi_slopes):  # fmt: skip
+    def varlen(
+        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
+        dropout_p: Any, softmax_scale: Any, window_size: Any, alibi_slopes: Any,
+    ) -> Any:  # fmt: skip
         calls.append(dropout_p)
         assert cu_seqlens_q.dtype == torch.int32
         assert torch.equal(cu_seqlens_q, cu_seqlens_k)
@@ -222,7 +232,9 @@ def flash_on_cpu(monkeypatch):
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("pattern", ["global", "local"])
 @pytest.mark.parametrize("lengths", [EDGE_LENGTHS, [6, 6]], ids=["ragged", "uniform"])
-def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pattern, with_alibi):
+def test_flash_passes_layout_window_slopes_and_groups(
+    flash_on_cpu: Any, lengths: Any, pattern: Any, with_alibi: Any
+) -> None:
     layout = layouts(lengths)["ragged"]
     q, k, v = flat_qkv(sum(lengths))
     pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
@@ -233,7 +245,7 @@ def test_flash_passes_layout_window_slopes_and_groups(flash_on_cpu, lengths, pat
     assert flash_on_cpu == [0.25]
 
 
-def why_not(config_device="cuda", dtype=torch.bfloat16, layout=None, **pattern) -> str | None:
+def why_not(config_device: Any = "cuda", dtype: Any = torch.bfloat16, layout: Any = None, **pattern: Any) -> str | None:
     layout = layout or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
     return flash_module.why_not_flash(torch.device(config_device), dtype, layout, AttentionPattern(**pattern))
 
@@ -255,7 +267,9 @@ HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
         ({"position": OwnBias()}, "supports no bias except ALiBi, and the layer has OwnBias"),
     ],
 )
-def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(options, reason, monkeypatch):
+def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(
+    options: Any, reason: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
     assert reason in why_not(**options)
     device, dtype = torch.device(options.get("config_device", "cuda")), options.get("dtype", torch.bfloat16)
@@ -266,7 +280,7 @@ def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(options, reason, monk
     assert isinstance(get_backend("flash", device, dtype, layout, patterns), FlashBackend)
 
 
-def test_auto_takes_flash_where_everything_is_there(monkeypatch):
+def test_auto_takes_flash_where_everything_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
     assert why_not(half_window=4, position=ALiBi(HEADS)) is None
     layout = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
@@ -277,7 +291,7 @@ def test_auto_takes_flash_where_everything_is_there(monkeypatch):
     assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), SdpaBackend)
 
 
-def test_flash_asked_for_without_cuda_is_a_clear_error():
+def test_flash_asked_for_without_cuda_is_a_clear_error() -> None:
     model = BertBlocksModel(tiny_config(attention_backend="flash"))
     with pytest.raises(ValueError, match="attention_backend is 'flash' but the model is on cpu"):
         model(torch.tensor([[1, 2]]))
@@ -286,7 +300,7 @@ def test_flash_asked_for_without_cuda_is_a_clear_error():
 class Witness(EagerBackend):
     """Notes in which precision it is asked."""
 
-    def attend(self, q, k, v, context):
+    def attend(self, q: Any, k: Any, v: Any, context: Any) -> Any:
         self.seen = (q.dtype, k.dtype, v.dtype, torch.is_autocast_enabled("cpu"))
         return super().attend(q, k, v, context)
 
@@ -294,7 +308,9 @@ class Witness(EagerBackend):
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
-def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_norm, has_units, is_cast, monkeypatch):
+def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(
+    qk_norm: Any, has_units: Any, is_cast: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_ops, "has_amx", lambda: has_units)
     model = BertBlocksModel(tiny_config(qk_norm=qk_norm)).eval()
     attention, witness = model.encoder.layers[0].attention, Witness()
@@ -318,7 +334,7 @@ def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(qk_
 @pytest.mark.parametrize("part", ["q", "k", "v"])
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
-def test_nan_and_infinity_stay_in_their_sequence(backend, with_alibi, part, bad):
+def test_nan_and_infinity_stay_in_their_sequence(backend: Any, with_alibi: Any, part: Any, bad: Any) -> None:
     """Values and gradients of the other sequences are those of each sequence alone."""
     lengths = [3, 2, 2, 4]
     pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else None)
@@ -331,8 +347,8 @@ def test_nan_and_infinity_stay_in_their_sequence(backend, with_alibi, part, bad)
     gradients = torch.autograd.grad(out, list(qkv.values()), above)
     for start, length in ((0, 3), (5, 2), (7, 4)):
         tokens = slice(start, start + length)
-        alone = [tensor.detach()[tokens].requires_grad_() for tensor in qkv.values()]
-        expected = EagerBackend().attend(*alone, AttentionContext(layouts([length])["ragged"], pattern, 0.4))
+        q, k, v = alone = [tensor.detach()[tokens].requires_grad_() for tensor in qkv.values()]
+        expected = EagerBackend().attend(q, k, v, AttentionContext(layouts([length])["ragged"], pattern, 0.4))
         torch.testing.assert_close(out[tokens], expected, atol=1e-5, rtol=1e-5)
         for gradient, wanted in zip(gradients, torch.autograd.grad(expected, alone, above[tokens]), strict=True):
             torch.testing.assert_close(gradient[tokens], wanted, atol=1e-5, rtol=1e-5)
@@ -340,7 +356,7 @@ def test_nan_and_infinity_stay_in_their_sequence(backend, with_alibi, part, bad)
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
-def test_a_nan_or_infinite_gradient_stays_in_its_sequence(backend, bad):
+def test_a_nan_or_infinite_gradient_stays_in_its_sequence(backend: Any, bad: Any) -> None:
     qkv = [tensor.requires_grad_() for tensor in flat_qkv(7)]
     above = torch.randn(7, HEADS, SIZE)
     out = backend.attend(*qkv, AttentionContext(layouts([3, 2, 2])["ragged"], AttentionPattern(), 0.4))
@@ -354,7 +370,7 @@ def test_a_nan_or_infinite_gradient_stays_in_its_sequence(backend, bad):
 @pytest.mark.parametrize("options", [{}, {"local_attention": True, "local_attention_window_size": 4}], ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("backend", ["auto", "cpu", "sdpa", "eager"])
-def test_nan_in_kept_padding_reaches_neither_outputs_nor_gradients(backend, bad, options):
+def test_nan_in_kept_padding_reaches_neither_outputs_nor_gradients(backend: Any, bad: Any, options: Any) -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0]])
     model = BertBlocksModel(tiny_config(attention_backend=backend, unpad=False, **options)).eval()
     results = []
@@ -378,7 +394,7 @@ def test_nan_in_kept_padding_reaches_neither_outputs_nor_gradients(backend, bad,
     "options", [{"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none"}, {}], ids=["t5", "plain"]
 )
 @pytest.mark.parametrize("backend", ["cpu", "sdpa", "eager"])
-def test_reentrant_checkpointing_drops_the_same_weights_when_it_recomputes(backend, options):
+def test_reentrant_checkpointing_drops_the_same_weights_when_it_recomputes(backend: Any, options: Any) -> None:
     config = tiny_config(attention_backend=backend, attention_dropout=0.5, **options)
     model = BertBlocksModel(config).train()
     ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -400,7 +416,7 @@ CAPTURED = [{}, {"mlp_type": "glu", "hidden_act": "silu"}, {"norm_fn": "rms", "b
 
 @pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend, options):
+def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0], [12, 13, 0, 0]])
     batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=16)
@@ -417,7 +433,7 @@ def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend, options)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_a_traced_model_takes_other_masks(backend, options):
+def test_a_traced_model_takes_other_masks(backend: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
     model.config.return_dict = False
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])

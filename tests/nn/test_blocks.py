@@ -4,7 +4,9 @@ import cmath
 import math
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +93,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("norm_fn", FORMULAS)
-def test_a_norm_is_its_formula(norm_fn, bias):
+def test_a_norm_is_its_formula(norm_fn: Any, bias: Any) -> None:
     """An eps so large that it cannot be mislaid."""
     config = tiny_config(norm_fn=norm_fn, norm_bias=bias, norm_eps=0.3, norm_num_groups=4)
     norm = randomize(get_norm(config))
@@ -101,7 +103,7 @@ def test_a_norm_is_its_formula(norm_fn, bias):
 
 
 @pytest.mark.parametrize("norm_fn", FORMULAS)
-def test_a_norm_starts_at_one_and_zero(norm_fn):
+def test_a_norm_starts_at_one_and_zero(norm_fn: Any) -> None:
     norm = BertBlocksModel(tiny_config(norm_fn=norm_fn)).embedding.norm
     assert torch.equal(norm.weight, torch.ones(32))
     assert torch.equal(norm.bias, torch.zeros(32))
@@ -109,7 +111,7 @@ def test_a_norm_starts_at_one_and_zero(norm_fn):
         assert norm.alpha.tolist() == [0.5]
 
 
-def test_rms_norm_is_computed_in_fp32_for_half_precision():
+def test_rms_norm_is_computed_in_fp32_for_half_precision() -> None:
     norm = randomize(get_norm(tiny_config(norm_fn="rms", norm_bias=False, norm_eps=1e-6))).bfloat16()
     x = (torch.randn(5, 32) * 300).bfloat16()
     precise = (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).bfloat16() * norm.weight
@@ -128,17 +130,17 @@ WIRING = {
 NORMS_PER_SUBLAYER = {"pre": 1, "post": 1, "pre_and_post": 2, "sandwich": 2, "none": 0}
 
 
-def build_block(**options) -> tuple[nn.Module, Tensor, SequenceLayout]:
+def build_block(**options: Any) -> tuple[nn.Module, Tensor, SequenceLayout]:
     """The second layer of a small encoder, with an input of its own."""
     return randomize(get_block(tiny_config(**options), 1)), torch.randn(6, 32), one_sequence(6)
 
 
-def attend(block: nn.Module, layout: SequenceLayout):
+def attend(block: nn.Module, layout: SequenceLayout) -> Any:
     return lambda x: block.attention(x, ForwardContext(layout, EagerBackend()))[0]
 
 
 @pytest.mark.parametrize("norm_pos", WIRING)
-def test_a_block_wires_its_norms_as_the_config_says(norm_pos):
+def test_a_block_wires_its_norms_as_the_config_says(norm_pos: Any) -> None:
     block, x, layout = build_block(norm_pos=norm_pos)
     wire = WIRING[norm_pos]
     first, second = block.attention_residual, block.mlp_residual
@@ -150,7 +152,7 @@ def test_a_block_wires_its_norms_as_the_config_says(norm_pos):
 
 
 @pytest.mark.parametrize("norm_pos", WIRING)
-def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos):
+def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos: Any) -> None:
     block, x, layout = build_block(norm_pos=norm_pos, parallel_block=True)
     residual = block.attention_residual
     attention = attend(block, layout)
@@ -160,7 +162,7 @@ def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos):
     assert len(norms) == NORMS_PER_SUBLAYER[norm_pos]
 
 
-def test_deepnet_scales_its_residual_stream():
+def test_deepnet_scales_its_residual_stream() -> None:
     """LayerNorm(alpha x + G(x)) with alpha = (2L)^(1/4)."""
     block, x, layout = build_block(norm_fn="deep", num_hidden_layers=5)
     alpha = (2 * 5) ** 0.25
@@ -170,7 +172,7 @@ def test_deepnet_scales_its_residual_stream():
 
 
 @pytest.mark.parametrize(("norm_pos", "has_final"), [("pre", True), ("sandwich", True), ("post", False)])
-def test_an_encoder_ends_in_a_norm_where_its_blocks_do_not(norm_pos, has_final):
+def test_an_encoder_ends_in_a_norm_where_its_blocks_do_not(norm_pos: Any, has_final: Any) -> None:
     model = BertBlocksModel(tiny_config(norm_pos=norm_pos, num_hidden_layers=1)).eval()
     randomize(model.encoder)
     ids = torch.tensor([[5, 6, 7]])
@@ -191,7 +193,7 @@ HEADS, KV_HEADS, SIZE = 4, 2, 6
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
 @pytest.mark.parametrize("position", ["none", "rope", "alibi"])
 @torch.no_grad()
-def test_attention_projects_normalises_turns_attends_and_projects(position, qk_norm):
+def test_attention_projects_normalises_turns_attends_and_projects(position: Any, qk_norm: Any) -> None:
     """Rows of `qkv` are Q|K|V; queries and keys are normalized per head, then turned; scores are scaled by d^-1/2."""
     block, x, layout = build_block(
         num_kv_heads=KV_HEADS, head_dim=SIZE, block_pos_enc_kind=position, qk_norm=qk_norm, norm_eps=0.2
@@ -216,7 +218,7 @@ def test_attention_projects_normalises_turns_attends_and_projects(position, qk_n
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_an_mlp_is_two_matrices_around_an_activation(activation):
+def test_an_mlp_is_two_matrices_around_an_activation(activation: Any) -> None:
     mlp = randomize(get_mlp(tiny_config(mlp_type="mlp", hidden_act=activation)))
     x = torch.randn(5, 32)
     up = getattr(F, activation)(x @ mlp.up.weight.T + mlp.up.bias)
@@ -224,7 +226,7 @@ def test_an_mlp_is_two_matrices_around_an_activation(activation):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_a_glu_activates_the_first_half(activation):
+def test_a_glu_activates_the_first_half(activation: Any) -> None:
     mlp = randomize(get_mlp(tiny_config(mlp_type="glu", hidden_act=activation)))
     x = torch.randn(5, 32)
     first = x @ mlp.up.weight[:24].T + mlp.up.bias[:24]
@@ -234,13 +236,13 @@ def test_a_glu_activates_the_first_half(activation):
 
 
 @pytest.mark.parametrize("mlp_type", ["mlp", "glu"])
-def test_a_feed_forward_network_has_the_biases_that_the_config_gives_it(mlp_type):
+def test_a_feed_forward_network_has_the_biases_that_the_config_gives_it(mlp_type: Any) -> None:
     for in_bias, out_bias in ((True, False), (False, True)):
         mlp = get_mlp(tiny_config(mlp_type=mlp_type, mlp_in_bias=in_bias, mlp_out_bias=out_bias))
         assert (mlp.up.bias is not None, mlp.down.bias is not None) == (in_bias, out_bias)
 
 
-def test_an_activation_that_does_not_exist_is_refused_with_the_nearest():
+def test_an_activation_that_does_not_exist_is_refused_with_the_nearest() -> None:
     with pytest.raises(KeyError, match="gelu"):
         get_activation("gelo")
 
@@ -259,7 +261,7 @@ class Times(nn.Module):
         return x * self.factor
 
 
-def test_every_dropout_has_the_rate_of_its_key():
+def test_every_dropout_has_the_rate_of_its_key() -> None:
     rates = {
         "embedding_dropout": 0.11,
         "attention_dropout": 0.12,
@@ -286,7 +288,7 @@ def test_every_dropout_has_the_rate_of_its_key():
         assert model.classifier_head.dropout.p == 0.17
 
 
-def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix():
+def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix() -> None:
     mlp = randomize(get_mlp(tiny_config()))
     mlp.dropout, mlp.out_dropout = Times(3.0), Times(5.0)
     x = torch.randn(4, 32)
@@ -294,7 +296,7 @@ def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix():
     torch.testing.assert_close(mlp(x), 5.0 * (3.0 * up @ mlp.down.weight.T + mlp.down.bias))
 
 
-def test_the_dropout_of_embeddings_follows_their_norm():
+def test_the_dropout_of_embeddings_follows_their_norm() -> None:
     embedding = randomize(BertBlocksModel(tiny_config()).embedding)
     embedding.dropout = Times(7.0)
     ids, positions = torch.tensor([5, 6]), torch.tensor([0, 1])
@@ -303,13 +305,13 @@ def test_the_dropout_of_embeddings_follows_their_norm():
     torch.testing.assert_close(embedding(ids, None, None, positions), expected)
 
 
-def test_attention_drops_weights_in_training_only_and_its_output_after_the_projection():
+def test_attention_drops_weights_in_training_only_and_its_output_after_the_projection() -> None:
     block, x, layout = build_block(attention_dropout=0.4)
     block.attention.out_dropout = Times(2.0)
     rates = []
 
     class Recording(EagerBackend):
-        def attend(self, q, k, v, context):
+        def attend(self, q: Any, k: Any, v: Any, context: Any) -> Any:
             rates.append(context.dropout)
             return torch.ones_like(q)
 
@@ -321,7 +323,7 @@ def test_attention_drops_weights_in_training_only_and_its_output_after_the_proje
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_layer(pooling):
+def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_layer(pooling: Any) -> None:
     config = tiny_config(classifier_head="dense", classifier_pooling=pooling, classifier_head_norm=True, num_labels=3)
     model = randomize(BertBlocksForSequenceClassification(config))
     model.classifier_head.dropout, model.dropout = Times(3.0), Times(5.0)
@@ -338,7 +340,7 @@ def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_l
 
 
 @pytest.mark.parametrize("size", [8, 7])
-def test_sinusoidal_positions_are_sines_and_cosines_in_turn(size):
+def test_sinusoidal_positions_are_sines_and_cosines_in_turn(size: Any) -> None:
     positions = [0, 1, 5, 5000]
     table = SinusoidalPosition(size)(torch.tensor(positions))
     for row, position in enumerate(positions):
@@ -351,7 +353,7 @@ def test_sinusoidal_positions_are_sines_and_cosines_in_turn(size):
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("offset", [0, 1, 4])
-def test_learned_positions_count_from_their_offset_over_real_tokens(offset, unpad):
+def test_learned_positions_count_from_their_offset_over_real_tokens(offset: Any, unpad: Any) -> None:
     """Wherever the padding is. transformers' RoBERTa counts from pad_token_id + 1."""
     pad = max(offset - 1, 0)
     config = tiny_config(position_offset=offset, pad_token_id=pad, embedding_norm=False, type_vocab_size=0, unpad=unpad)
@@ -369,7 +371,7 @@ def test_learned_positions_count_from_their_offset_over_real_tokens(offset, unpa
 
 
 @pytest.mark.parametrize("offset", [1, 2])
-def test_the_row_of_padding_before_an_offset_is_zero_at_the_start_and_stays_so(offset):
+def test_the_row_of_padding_before_an_offset_is_zero_at_the_start_and_stays_so(offset: Any) -> None:
     model = BertBlocksModel(tiny_config(position_offset=offset, pad_token_id=offset - 1))
     table = model.embedding.position.table
     assert torch.equal(table.weight[offset - 1], torch.zeros(32))
@@ -378,7 +380,7 @@ def test_the_row_of_padding_before_an_offset_is_zero_at_the_start_and_stays_so(o
     assert torch.equal(table.weight.grad[offset - 1], torch.zeros(32))
 
 
-def test_a_text_longer_than_its_position_table_is_refused_with_the_room_there_is():
+def test_a_text_longer_than_its_position_table_is_refused_with_the_room_there_is() -> None:
     model = BertBlocksModel(tiny_config(position_offset=2, pad_token_id=1))
     model(torch.full((1, 62), 5))
     with pytest.raises(ValueError, match=r"63 tokens.*max_position_embeddings = 64.*62"):
@@ -408,7 +410,7 @@ def turn_interleaved(x: Tensor, theta: float) -> Tensor:
     return out
 
 
-def llama_rotate(q: Tensor, k: Tensor, positions: Tensor, **options) -> tuple[Tensor, Tensor]:
+def llama_rotate(q: Tensor, k: Tensor, positions: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """What transformers makes of flat queries and keys of one sequence."""
     head_dim = q.shape[-1]
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, **options.pop("rope_parameters", {})}
@@ -430,7 +432,7 @@ def random_qk(tokens: int, head_dim: int = 16) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 160_000.0])
-def test_rope_turns_halves_as_transformers_does(theta):
+def test_rope_turns_halves_as_transformers_does(theta: Any) -> None:
     q, k = random_qk(700)  # beyond max_positions: tables are as long as they need to be
     turned = RotaryPosition(16, theta, max_positions=32).rotate(q, k, one_sequence(700))
     expected = llama_rotate(q, k, torch.arange(700), rope_parameters={"rope_theta": theta})
@@ -440,7 +442,7 @@ def test_rope_turns_halves_as_transformers_does(theta):
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.25])
-def test_rope_turns_the_first_units_pair_by_pair_and_leaves_the_rest(factor, interleaved):
+def test_rope_turns_the_first_units_pair_by_pair_and_leaves_the_rest(factor: Any, interleaved: Any) -> None:
     q, k = random_qk(9)
     rope = RotaryPosition(16, 50.0, partial_factor=factor, interleaved=interleaved)
     turn, size = turn_interleaved if interleaved else turn_half, int(16 * factor)
@@ -449,7 +451,7 @@ def test_rope_turns_the_first_units_pair_by_pair_and_leaves_the_rest(factor, int
         assert torch.equal(ours[..., size:], x[..., size:])
 
 
-def test_rope_restarts_with_every_sequence():
+def test_rope_restarts_with_every_sequence() -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 4, 4, 9]), (9,))
     q, k = random_qk(9)
     turned, _ = RotaryPosition(16, 50.0).rotate(q, k, layout)
@@ -458,7 +460,7 @@ def test_rope_restarts_with_every_sequence():
     )
 
 
-def test_rope_keeps_its_angles_in_fp32_for_half_precision():
+def test_rope_keeps_its_angles_in_fp32_for_half_precision() -> None:
     q, k = random_qk(3000)
     turned, _ = RotaryPosition(16, 10_000.0).rotate(q.bfloat16(), k.bfloat16(), one_sequence(3000))
     precise, _ = llama_rotate(q.bfloat16().float(), k, torch.arange(3000))
@@ -466,7 +468,7 @@ def test_rope_keeps_its_angles_in_fp32_for_half_precision():
     torch.testing.assert_close(turned.float(), precise, atol=1e-5, rtol=2**-8)  # one rounding, at the end
 
 
-def test_layers_with_other_settings_do_not_share_tables():
+def test_layers_with_other_settings_do_not_share_tables() -> None:
     layout, (q, k) = one_sequence(5), random_qk(5)
     settings = [
         {"theta": 50.0},
@@ -504,7 +506,7 @@ SCALINGS = {
 
 @pytest.mark.parametrize("length", [5, 8, 9, MAX_POSITIONS, MAX_POSITIONS + 1, 3 * MAX_POSITIONS])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_scaled_rope_is_that_of_transformers(name, length):
+def test_scaled_rope_is_that_of_transformers(name: Any, length: Any) -> None:
     """Frequencies and the factor on the tables, for a text within the trained length or beyond it."""
     q, k = random_qk(length)
     rope = RotaryPosition(16, 100.0, scaling=SCALINGS[name], max_positions=MAX_POSITIONS)
@@ -519,7 +521,7 @@ def test_scaled_rope_is_that_of_transformers(name, length):
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=1e-5)
 
 
-def test_scaled_frequencies_are_their_formulas():
+def test_scaled_frequencies_are_their_formulas() -> None:
     """Linear: divided by the factor. Dynamic: a larger theta for a longer text. YaRN: tables grow by 0.1 ln s + 1."""
     exponents = torch.arange(0, 16, 2) / 16
     plain = 100.0**-exponents
@@ -536,7 +538,7 @@ def test_scaled_frequencies_are_their_formulas():
 @pytest.mark.parametrize("partial_factor", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 @pytest.mark.parametrize("kind", ["ragged", "padded", "packed"])
-def test_a_long_text_does_not_change_a_short_one_in_its_batch(kind, name, partial_factor):
+def test_a_long_text_does_not_change_a_short_one_in_its_batch(kind: Any, name: Any, partial_factor: Any) -> None:
     lengths = [5, 80, 0, 33]
     mask = torch.arange(80) < torch.tensor(lengths)[:, None]
     layout = {
@@ -582,11 +584,11 @@ def test_a_long_text_does_not_change_a_short_one_in_its_batch(kind, name, partia
         (16, [0.5 * (k + 1) for k in range(16)]),
     ],
 )
-def test_alibi_slopes_are_powers_of_two(heads, exponents):
+def test_alibi_slopes_are_powers_of_two(heads: Any, exponents: Any) -> None:
     assert alibi_slopes(heads) == pytest.approx([2**-exponent for exponent in exponents])
 
 
-def test_alibi_falls_with_distance_on_both_sides():
+def test_alibi_falls_with_distance_on_both_sides() -> None:
     index = torch.arange(5)
     bias = ALiBi(4).bias(index - index[:, None])
     for head, slope in enumerate([2**-2, 2**-4, 2**-6, 2**-8]):
@@ -595,7 +597,7 @@ def test_alibi_falls_with_distance_on_both_sides():
                 assert bias[head, i, j].item() == pytest.approx(-slope * abs(i - j))
 
 
-def test_a_block_position_that_is_none_changes_nothing():
+def test_a_block_position_that_is_none_changes_nothing() -> None:
     q, k = random_qk(4)
     turned = BlockPosition().rotate(q, k, one_sequence(4))
     assert turned[0] is q
@@ -610,7 +612,7 @@ CUT_AT_2 = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(ma
 LAYERS, HIDDEN, INNER = 3, 128, 256
 
 
-def build_for_init(model_class=BertBlocksForMaskedLM, **options) -> nn.Module:
+def build_for_init(model_class: Any = BertBlocksForMaskedLM, **options: Any) -> nn.Module:
     """Matrices of 16,000 weights and more, so that their deviation is known to a few per mille."""
     sizes = {"vocab_size": 300, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
     return model_class(BertBlocksConfig(**{**sizes, "num_attention_heads": 4, "pad_token_id": 7, **options}))
@@ -692,12 +694,12 @@ DEEP = (8 * LAYERS) ** -0.25
     ],
     ids=["default", "wider", "hardly cut", "normal", "megatron", "xavier", "kaiming", "deep", "deepnet", "ngpt"],
 )
-def test_weights_start_with_the_deviation_of_their_kind(options, expected):
+def test_weights_start_with_the_deviation_of_their_kind(options: Any, expected: Any) -> None:
     assert_deviations(build_for_init(**options), expected)
 
 
 @pytest.mark.parametrize("init_kind", ["xavier", "deepnet"])
-def test_xavier_takes_queries_keys_and_values_for_matrices_of_their_own(init_kind):
+def test_xavier_takes_queries_keys_and_values_for_matrices_of_their_own(init_kind: Any) -> None:
     """That they are stored in one matrix is no property of the model: DeepNet starts each projection by itself."""
     plain = math.sqrt(2 / (HIDDEN + HIDDEN))
     expected = {"q": plain, "k": plain, "v": plain * (DEEP if init_kind == "deepnet" else 1.0)}
@@ -706,14 +708,14 @@ def test_xavier_takes_queries_keys_and_values_for_matrices_of_their_own(init_kin
 
 @pytest.mark.parametrize("model_class", [BertBlocksForMaskedLM, BertBlocksForSequenceClassification])
 @pytest.mark.parametrize("options", [{"norm_fn": "deep"}, {"norm_fn": "deep", "init_kind": "deepnet"}], ids=str)
-def test_deepnet_shrinks_each_weight_once(model_class, options):
+def test_deepnet_shrinks_each_weight_once(model_class: Any, options: Any) -> None:
     """The share of value rows in the deviation of query rows, whatever model is around the encoder."""
     weights = matrices(build_for_init(model_class, **options))
     assert (weights["v"].std() / weights["q"].std()).item() == pytest.approx(DEEP, rel=0.03)
     assert (weights["k"].std() / weights["q"].std()).item() == pytest.approx(1.0, rel=0.03)
 
 
-def test_deepnet_does_not_shrink_loaded_weights(tmp_path):
+def test_deepnet_does_not_shrink_loaded_weights(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(norm_fn="deep"))
     model.save_pretrained(tmp_path)
     loaded = BertBlocksForMaskedLM.from_pretrained(tmp_path).state_dict()
@@ -721,7 +723,7 @@ def test_deepnet_does_not_shrink_loaded_weights(tmp_path):
         assert torch.equal(loaded[name], weight), name
 
 
-def test_a_weight_that_transformers_marks_as_loaded_is_left_alone():
+def test_a_weight_that_transformers_marks_as_loaded_is_left_alone() -> None:
     model = BertBlocksModel(tiny_config(norm_fn="deep"))
     for module in (model.encoder.layers[0].attention.qkv, model.embedding.token):
         with torch.no_grad():
@@ -732,14 +734,14 @@ def test_a_weight_that_transformers_marks_as_loaded_is_left_alone():
 
 
 @pytest.mark.parametrize("init_kind", ["trunc_normal", "megatron"])
-def test_a_truncated_normal_is_cut_at_two_deviations(init_kind):
+def test_a_truncated_normal_is_cut_at_two_deviations(init_kind: Any) -> None:
     weights = matrices(build_for_init(init_kind=init_kind))
     for name, weight in weights.items():
         shrink = math.sqrt(2 * LAYERS) if init_kind == "megatron" and name in ("out", "down") else 1.0
         assert 0.039 / shrink < weight.abs().max().item() <= 0.04 / shrink, name
 
 
-def test_a_normal_is_not_cut():
+def test_a_normal_is_not_cut() -> None:
     assert matrices(build_for_init(init_kind="normal"))["up"].abs().max().item() > 0.06
 
 
@@ -751,7 +753,7 @@ def test_a_normal_is_not_cut():
         (BertBlocksForQuestionAnswering, "spans"),
     ],
 )
-def test_megatron_starts_classifiers_by_their_width(model_class, name):
+def test_megatron_starts_classifiers_by_their_width(model_class: Any, name: Any) -> None:
     labels = {} if name == "spans" else {"num_labels": 50}
     model = build_for_init(model_class, init_kind="megatron", num_hidden_layers=1, **labels)
     weight = getattr(model, name).weight
@@ -761,7 +763,7 @@ def test_megatron_starts_classifiers_by_their_width(model_class, name):
 
 
 @pytest.mark.parametrize("init_kind", ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet"])
-def test_biases_start_at_zero_norms_at_one_and_padding_at_zero(init_kind):
+def test_biases_start_at_zero_norms_at_one_and_padding_at_zero(init_kind: Any) -> None:
     model = build_for_init(init_kind=init_kind, num_hidden_layers=2, position_offset=8)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -775,7 +777,7 @@ def test_biases_start_at_zero_norms_at_one_and_padding_at_zero(init_kind):
     assert embedding.token_type.weight[0].any()
 
 
-def test_without_a_padding_token_no_row_is_zero():
+def test_without_a_padding_token_no_row_is_zero() -> None:
     model = build_for_init(num_hidden_layers=1, pad_token_id=None)
     assert model.model.embedding.token.weight.abs().sum(dim=1).min().item() > 0
 
@@ -785,7 +787,7 @@ def test_without_a_padding_token_no_row_is_zero():
 BASE = 960**-0.5
 
 
-def test_ngpt_scales_start_as_neobert_starts_them():
+def test_ngpt_scales_start_as_neobert_starts_them() -> None:
     model = build_for_init(ngpt=True, ngpt_logit_scale=True)
     for layer in model.model.encoder.layers:
         assert layer.attention.sqk.tolist() == pytest.approx([BASE] * HIDDEN)
@@ -800,7 +802,7 @@ def jn(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_an_ngpt_block_walks_on_the_unit_sphere():
+def test_an_ngpt_block_walks_on_the_unit_sphere() -> None:
     """The formulas of NeoBERT's nGPT, except that the gate is the first half here as in every GLU."""
     block, x, layout = build_block(ngpt=True, block_pos_enc_kind="rope")
     assert isinstance(block, NGPTBlock)
@@ -817,7 +819,7 @@ def test_an_ngpt_block_walks_on_the_unit_sphere():
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_renormalizing_puts_every_matrix_on_the_sphere_of_the_hidden_dimension():
+def test_renormalizing_puts_every_matrix_on_the_sphere_of_the_hidden_dimension() -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(ngpt=True, head_dim=6, intermediate_size=20)))
     with torch.no_grad():
         model.model.embedding.token.weight[0] = 0.0
@@ -842,7 +844,7 @@ def test_renormalizing_puts_every_matrix_on_the_sphere_of_the_hidden_dimension()
 
 
 @pytest.mark.parametrize("options", [{"ngpt": True, "ngpt_renormalize": False}, {"ngpt": False}], ids=str)
-def test_renormalizing_does_nothing_unless_asked_for(options):
+def test_renormalizing_does_nothing_unless_asked_for(options: Any) -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(**options)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     model.renormalize_weights()
@@ -850,7 +852,7 @@ def test_renormalizing_does_nothing_unless_asked_for(options):
         assert torch.equal(parameter, before[name]), name
 
 
-def test_the_logit_scale_multiplies_the_logits_of_the_decoder():
+def test_the_logit_scale_multiplies_the_logits_of_the_decoder() -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(ngpt=True, ngpt_logit_scale=True, mlm_head_dense=False)))
     ids = torch.tensor([[5, 6, 7]])
     hidden = model.model(ids).last_hidden_state
@@ -866,7 +868,7 @@ def on_cuda() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("kernel_backend", ["auto", "torch"])
-def test_without_cuda_torch_computes(kernel_backend):
+def test_without_cuda_torch_computes(kernel_backend: Any) -> None:
     assert kernels.liger(kernel_backend, torch.zeros(1)) is None
 
 
@@ -880,12 +882,14 @@ def test_without_cuda_torch_computes(kernel_backend):
         ("torch", False, False),
     ],
 )
-def test_with_cuda_liger_computes_where_it_is_installed_and_wanted(kernel_backend, is_installed, is_used, monkeypatch):
+def test_with_cuda_liger_computes_where_it_is_installed_and_wanted(
+    kernel_backend: Any, is_installed: Any, is_used: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "liger_installed", lambda: is_installed)
     assert (kernels.liger(kernel_backend, on_cuda()) is not None) == is_used
 
 
-def test_liger_that_is_asked_for_and_cannot_run_is_an_error(monkeypatch):
+def test_liger_that_is_asked_for_and_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"kernel_backend is 'liger'.*on cpu.*'auto' or 'torch'"):
         kernels.liger("liger", torch.zeros(1))
     monkeypatch.setattr(kernels, "liger_installed", lambda: False)
@@ -893,35 +897,37 @@ def test_liger_that_is_asked_for_and_cannot_run_is_an_error(monkeypatch):
         kernels.liger("liger", on_cuda())
 
 
-def test_a_model_that_asks_for_liger_on_cpu_says_what_to_do():
+def test_a_model_that_asks_for_liger_on_cpu_says_what_to_do() -> None:
     model = BertBlocksModel(tiny_config(norm_fn="rms", kernel_backend="liger"))
     with pytest.raises(RuntimeError, match=r"kernel_backend is 'liger'.*use 'auto' or 'torch'"):
         model(torch.tensor([[5, 6, 7]]))
 
 
 @pytest.fixture
-def fake_liger(monkeypatch):
+def fake_liger(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The package's three operations in torch, under its module names and with its signatures; and who called them."""
     calls = []
 
     class LigerRMSNormFunction:
         @staticmethod
-        def apply(X, W, eps, offset=0.0, casting_mode="llama", in_place=True):
+        def apply(
+            X: Any, W: Any, eps: Any, offset: Any = 0.0, casting_mode: Any = "llama", in_place: Any = True
+        ) -> Any:
             calls.append(("rms_norm", in_place))
             assert (offset, casting_mode) == (0.0, "llama")
             return X * torch.rsqrt(X.pow(2).mean(-1, keepdim=True) + eps) * W
 
     class LigerSiLUMulFunction:
         @staticmethod
-        def apply(a, b):
+        def apply(a: Any, b: Any) -> Any:
             calls.append(("swiglu", a.is_contiguous() and b.is_contiguous()))
             return F.silu(a) * b
 
     class LigerFusedLinearCrossEntropyLoss:
-        def __init__(self, reduction="mean"):
+        def __init__(self, reduction: Any = "mean") -> None:
             self.reduction = reduction
 
-        def __call__(self, lin_weight, _input, target, bias=None):
+        def __call__(self, lin_weight: Any, _input: Any, target: Any, bias: Any = None) -> Any:
             calls.append(("cross_entropy", _input.shape[0]))
             return F.cross_entropy(F.linear(_input, lin_weight, bias), target, reduction=self.reduction)
 
@@ -939,7 +945,7 @@ def fake_liger(monkeypatch):
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
 
-    def liger(kernel_backend, x):
+    def liger(kernel_backend: Any, x: Any) -> Any:
         return None if kernel_backend == "torch" else kernels.LigerKernels()
 
     for file in (norm_file, mlp_file, masked_lm_file):
@@ -947,7 +953,7 @@ def fake_liger(monkeypatch):
     return calls
 
 
-def training_step(kernel_backend: str, state: dict | None = None, **options):
+def training_step(kernel_backend: str, state: dict | None = None, **options: Any) -> Any:
     """Loss and gradients of one batch with two labels in a ragged pair of texts."""
     config = tiny_config(norm_fn="rms", norm_pos="pre", mlp_type="glu", kernel_backend=kernel_backend, **options)
     model = BertBlocksForMaskedLM(config).train()
@@ -965,7 +971,9 @@ def training_step(kernel_backend: str, state: dict | None = None, **options):
 
 @pytest.mark.parametrize("options", [{}, {"mlm_head_dense": False, "decoder_bias": False}], ids=["head", "no head"])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_liger_computes_norms_swiglu_and_the_loss_with_equal_results(activation, options, fake_liger):
+def test_liger_computes_norms_swiglu_and_the_loss_with_equal_results(
+    activation: Any, options: Any, fake_liger: Any
+) -> None:
     expected_loss, expected_gradients, state = training_step("torch", hidden_act=activation, **options)
     assert fake_liger == []
     loss, gradients, _ = training_step("auto", state, hidden_act=activation, **options)
@@ -981,7 +989,7 @@ def test_liger_computes_norms_swiglu_and_the_loss_with_equal_results(activation,
     assert len(fake_liger) == norms_in_model + (3 if activation == "silu" else 0) + 1
 
 
-def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger):
+def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger: Any) -> None:
     model = randomize(
         BertBlocksForMaskedLM(tiny_config(ngpt=True, ngpt_logit_scale=True, mlm_head_dense=False))
     ).train()
@@ -994,7 +1002,7 @@ def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger):
     assert not [call for call in fake_liger if call[0] == "cross_entropy"]
 
 
-def test_denormals_are_flushed_for_a_while_only():
+def test_denormals_are_flushed_for_a_while_only() -> None:
     import sys
 
     from bertblocks.nn.ops.cpu import flushed_denormals

@@ -1,5 +1,7 @@
 """Properties: what a token's output must not depend on, over random configs and batches."""
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.helpers import WINDOW, pad_ids, ragged_ids, tiny_config
 
 
 @st.composite
-def configs(draw):
+def configs(draw: Any) -> Any:
     options = {
         "norm_fn": draw(st.sampled_from(["layer", "rms", "group", "dynamic_tanh", "deep"])),
         "norm_eps": 1e-5,
@@ -46,7 +48,7 @@ lengths = st.lists(st.integers(0, 4 * WINDOW), min_size=1, max_size=5).filter(an
 
 @settings(max_examples=120, deadline=None)
 @given(configs(), lengths, st.sampled_from(["left", "right"]), st.integers(0, 7), st.integers(0, 1000))
-def test_a_token_depends_on_its_own_sequence_only(config, lengths, side, extra, seed):
+def test_a_token_depends_on_its_own_sequence_only(config: Any, lengths: Any, side: Any, extra: Any, seed: Any) -> None:
     """Not on other sequences, on the side or amount of padding, or on the order of the batch."""
     torch.manual_seed(seed)
     before, SdpaBackend.block_size = SdpaBackend.block_size, 3
@@ -75,7 +77,7 @@ def test_a_token_depends_on_its_own_sequence_only(config, lengths, side, extra, 
     st.sampled_from(["rope", "alibi", "t5", "none"]),
     st.integers(0, 1000),
 )
-def test_hidden_tokens_inside_a_sequence_are_not_seen(rows, backend, position, seed):
+def test_hidden_tokens_inside_a_sequence_are_not_seen(rows: Any, backend: Any, position: Any, seed: Any) -> None:
     """A mask with holes: what stands under a hole changes nothing, and distances count it."""
     torch.manual_seed(seed)
     config = tiny_config(
@@ -95,7 +97,7 @@ def test_hidden_tokens_inside_a_sequence_are_not_seen(rows, backend, position, s
 
 @settings(max_examples=30, deadline=None)
 @given(lengths, st.sampled_from(["cls", "mean", "max"]), st.integers(0, 1000))
-def test_a_sequence_label_depends_on_its_own_sequence_only(lengths, pooling, seed):
+def test_a_sequence_label_depends_on_its_own_sequence_only(lengths: Any, pooling: Any, seed: Any) -> None:
     torch.manual_seed(seed)
     config = tiny_config(classifier_pooling=pooling, classifier_head="dense", num_labels=3, num_hidden_layers=1)
     model = BertBlocksForSequenceClassification(config).double().eval()

@@ -1,5 +1,7 @@
 """SequenceLayout: how masks and packed lengths become flat tokens, and how those become a batch again."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,7 +37,7 @@ MASKS = {
 
 @pytest.mark.parametrize("extended", [False, True], ids=["[batch, length]", "[batch, 1, 1, length]"])
 @pytest.mark.parametrize("form", MASKS)
-def test_every_form_of_mask_is_read(form, extended):
+def test_every_form_of_mask_is_read(form: Any, extended: Any) -> None:
     mask = MASKS[form][:, None, None] if extended else MASKS[form]
     keep = keep_mask(mask)
     assert keep.dtype == torch.bool
@@ -52,7 +54,7 @@ def test_every_form_of_mask_is_read(form, extended):
     ],
     ids=["float ones", "float zeros", "integer zeros", "all -inf"],
 )
-def test_masks_of_one_value_are_read_by_their_kind(mask, expected):
+def test_masks_of_one_value_are_read_by_their_kind(mask: Any, expected: Any) -> None:
     assert keep_mask(mask).tolist() == expected
 
 
@@ -73,7 +75,7 @@ def test_masks_of_one_value_are_read_by_their_kind(mask, expected):
     ],
     ids=str,
 )
-def test_what_is_no_mask_is_refused_by_its_value_or_shape(mask, part):
+def test_what_is_no_mask_is_refused_by_its_value_or_shape(mask: Any, part: Any) -> None:
     with pytest.raises(ValueError, match=f"attention_mask.*{part}"):
         keep_mask(mask)
 
@@ -105,14 +107,14 @@ def describe(layout: SequenceLayout) -> str:
         ([[0, 0], [0, 0]], False, "masked rectangle"),
     ],
 )
-def test_padding_is_dropped_where_that_changes_nothing(mask, unpad, kind):
+def test_padding_is_dropped_where_that_changes_nothing(mask: Any, unpad: Any, kind: Any) -> None:
     layout = SequenceLayout.from_mask(torch.tensor(mask), unpad=unpad)
     assert describe(layout) == kind
     assert layout.shape == (len(mask), len(mask[0]))
     assert not layout.is_packed
 
 
-def test_a_batch_without_a_mask_is_a_rectangle():
+def test_a_batch_without_a_mask_is_a_rectangle() -> None:
     layout = SequenceLayout.from_shape(2, 3, torch.device("cpu"))
     assert describe(layout) == "rectangle"
     assert layout.positions.tolist() == [0, 1, 2, 0, 1, 2]
@@ -122,7 +124,7 @@ def test_a_batch_without_a_mask_is_a_rectangle():
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-def test_left_padded_sequences_begin_at_position_zero(unpad):
+def test_left_padded_sequences_begin_at_position_zero(unpad: Any) -> None:
     layout = SequenceLayout.from_mask(torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]]), unpad=unpad)
     tokens = layout.gather(torch.tensor([[90, 91, 2, 3], [92, 5, 6, 7]]))
     firsts = layout.first_tokens
@@ -132,7 +134,7 @@ def test_left_padded_sequences_begin_at_position_zero(unpad):
     assert {token: position_of[token] for token in (2, 3, 5, 6, 7)} == {2: 0, 3: 1, 5: 0, 6: 1, 7: 2}
 
 
-def test_positions_count_the_holes_of_a_mask():
+def test_positions_count_the_holes_of_a_mask() -> None:
     layout = SequenceLayout.from_mask(torch.tensor([[0, 1, 0, 1]]))
     tokens = layout.gather(torch.tensor([[90, 5, 91, 6]])).tolist()
     assert [layout.positions[tokens.index(token)].item() for token in (5, 6)] == [0, 2]
@@ -141,7 +143,7 @@ def test_positions_count_the_holes_of_a_mask():
 # ---------------------------------------------------------------------- packed input
 
 
-def test_cu_seqlens_name_the_sequences_of_flat_tokens():
+def test_cu_seqlens_name_the_sequences_of_flat_tokens() -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 3, 3, 5]), (5,))
     assert describe(layout) == "ragged"
     assert layout.is_packed
@@ -155,7 +157,7 @@ def test_cu_seqlens_name_the_sequences_of_flat_tokens():
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 5)])
-def test_flat_tokens_come_back_in_the_shape_they_came_in(shape):
+def test_flat_tokens_come_back_in_the_shape_they_came_in(shape: Any) -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 2, 5]), shape)
     x = torch.randn(*shape, 4)
     assert layout.gather(x).shape == (5, 4)
@@ -163,7 +165,7 @@ def test_flat_tokens_come_back_in_the_shape_they_came_in(shape):
 
 
 @pytest.mark.parametrize("cu_seqlens", [[0], [0, 0], [0, 0, 0]])
-def test_packed_input_may_hold_no_token(cu_seqlens):
+def test_packed_input_may_hold_no_token(cu_seqlens: Any) -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (0,))
     assert layout.num_sequences == len(cu_seqlens) - 1
     assert layout.max_length == 0
@@ -176,12 +178,12 @@ def test_packed_input_may_hold_no_token(cu_seqlens):
     [[1, 5], [0, 4], [0, 6], [0, 3, 2, 5], [], [[0, 5]], [[0, 2], [2, 5]], 5],
     ids=["late start", "early end", "late end", "falling", "empty", "one row of two", "two rows", "a number"],
 )
-def test_wrong_cu_seqlens_are_refused(cu_seqlens):
+def test_wrong_cu_seqlens_are_refused(cu_seqlens: Any) -> None:
     with pytest.raises(ValueError, match=r"cu_seqlens is .*starts at 0.*tokens, 5"):
         SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (5,))
 
 
-def test_packed_rows_are_cut_into_their_segments():
+def test_packed_rows_are_cut_into_their_segments() -> None:
     layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1, 0], [0, 0, 0], [4, 0, 0]]), (3, 4))
     assert describe(layout) == "ragged"
     assert layout.is_packed
@@ -205,7 +207,7 @@ def test_packed_rows_are_cut_into_their_segments():
     ],
     ids=["too long", "negative", "a row missing", "flat", "three dimensions", "a number"],
 )
-def test_wrong_packed_seqlens_are_refused(packed_seqlens, part):
+def test_wrong_packed_seqlens_are_refused(packed_seqlens: Any, part: Any) -> None:
     with pytest.raises(ValueError, match=f"packed_seqlens.*{part}"):
         SequenceLayout.from_packed_rows(torch.tensor(packed_seqlens), (2, 4))
 
@@ -214,7 +216,7 @@ def test_wrong_packed_seqlens_are_refused(packed_seqlens, part):
 
 
 @st.composite
-def masks(draw) -> Tensor:
+def masks(draw: Any) -> Tensor:
     """Any rows at all: holes, left and right padding, rows of padding only."""
     rows, length = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     cells = st.lists(st.booleans(), min_size=length, max_size=length)
@@ -226,7 +228,7 @@ def masks(draw) -> Tensor:
 
 
 @st.composite
-def packed_rows(draw) -> tuple[Tensor, tuple[int, int]]:
+def packed_rows(draw: Any) -> tuple[Tensor, tuple[int, int]]:
     rows, segments = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     lengths = draw(
         st.lists(st.lists(st.integers(0, 4), min_size=segments, max_size=segments), min_size=rows, max_size=rows)
@@ -261,7 +263,7 @@ def check_consistency(layout: SequenceLayout, sequences: list[list[int]]) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
-def test_a_layout_of_a_mask_has_its_tokens_in_order(mask, unpad):
+def test_a_layout_of_a_mask_has_its_tokens_in_order(mask: Any, unpad: Any) -> None:
     """Positions restart with each sequence, and count from its first real token."""
     rows, length = mask.shape
     sequences = [[row * length + int(column) for column in mask[row].nonzero()] for row in range(rows)]
@@ -270,7 +272,7 @@ def test_a_layout_of_a_mask_has_its_tokens_in_order(mask, unpad):
 
 @settings(max_examples=60, deadline=None)
 @given(packed=packed_rows())
-def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed):
+def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed: Any) -> None:
     lengths, (rows, width) = packed
     sequences = []
     for row in range(rows):
@@ -283,7 +285,7 @@ def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed):
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 5), max_size=6))
-def test_a_layout_of_cu_seqlens_has_its_tokens_in_order(lengths):
+def test_a_layout_of_cu_seqlens_has_its_tokens_in_order(lengths: Any) -> None:
     bounds = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
     sequences = [list(range(start, start + length)) for start, length in zip(bounds, lengths, strict=False)]
     check_consistency(SequenceLayout.from_cu_seqlens(torch.tensor(bounds), (bounds[-1],)), sequences)
@@ -293,7 +295,7 @@ def test_a_layout_of_cu_seqlens_has_its_tokens_in_order(lengths):
 @given(
     mask=masks(), unpad=st.booleans(), trailing=st.sampled_from([(), (3,), (2, 2)]), fill=st.sampled_from([0.0, -7.0])
 )
-def test_scatter_undoes_gather_and_fills_padding(mask, unpad, trailing, fill):
+def test_scatter_undoes_gather_and_fills_padding(mask: Any, unpad: Any, trailing: Any, fill: Any) -> None:
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     x = torch.randn(*mask.shape, *trailing)
     back = layout.scatter(layout.gather(x), fill=fill)
@@ -303,7 +305,7 @@ def test_scatter_undoes_gather_and_fills_padding(mask, unpad, trailing, fill):
 
 @settings(max_examples=50, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
-def test_labels_of_padding_are_ignored(mask, unpad):
+def test_labels_of_padding_are_ignored(mask: Any, unpad: Any) -> None:
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     labels = torch.arange(mask.numel()).view(mask.shape)
     read = layout.real_labels(labels, ignore=-100)
@@ -311,7 +313,7 @@ def test_labels_of_padding_are_ignored(mask, unpad):
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-def test_gradients_flow_through_gather_and_scatter_to_real_slots_only(unpad):
+def test_gradients_flow_through_gather_and_scatter_to_real_slots_only(unpad: Any) -> None:
     mask = torch.tensor([[True, True, False], [False, True, True]])
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     x = torch.randn(2, 3, requires_grad=True)
@@ -319,11 +321,11 @@ def test_gradients_flow_through_gather_and_scatter_to_real_slots_only(unpad):
     assert torch.equal(x.grad, mask.float())
 
 
-def test_what_layers_share_is_computed_once():
+def test_what_layers_share_is_computed_once() -> None:
     layout = SequenceLayout.from_shape(1, 1, torch.device("cpu"))
     calls = []
     for key in ("a", "a", "b", "a"):
-        assert layout.memo(key, lambda key=key: calls.append(key) or f"value of {key}") == f"value of {key}"
+        assert layout.memo(key, lambda key=key: calls.append(key) or f"value of {key}") == f"value of {key}"  # type: ignore[misc, func-returns-value]
     assert calls == ["a", "b"]
 
 
@@ -340,7 +342,7 @@ def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
 @settings(max_examples=30, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
-def test_pooling_a_padded_batch_sees_real_tokens_only(kind, mask, unpad):
+def test_pooling_a_padded_batch_sees_real_tokens_only(kind: Any, mask: Any, unpad: Any) -> None:
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     x = torch.randn(*mask.shape, 3) - 5.0  # below 0, so that a stray 0 of padding would win a maximum
     expected = plain_pool([row[keep] for row, keep in zip(x, mask, strict=True)], kind)
@@ -350,7 +352,7 @@ def test_pooling_a_padded_batch_sees_real_tokens_only(kind, mask, unpad):
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(0, 4), max_size=5))
-def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind, lengths):
+def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind: Any, lengths: Any) -> None:
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
     x = torch.randn(sum(lengths), 3) - 5.0
     layout = SequenceLayout.from_cu_seqlens(cu_seqlens, (sum(lengths),))
@@ -358,7 +360,7 @@ def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind, lengths):
 
 
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
-def test_pooling_packed_rows_gives_a_vector_per_segment(kind):
+def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
     x = torch.randn(2, 5, 3) - 5.0
     layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1], [5, 0]]), (2, 5))
     expected = plain_pool([x[0, :2], x[0, 2:3], x[1]], kind)
@@ -367,7 +369,7 @@ def test_pooling_packed_rows_gives_a_vector_per_segment(kind):
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
-def test_what_padding_holds_never_reaches_a_pooled_vector(kind, unpad):
+def test_what_padding_holds_never_reaches_a_pooled_vector(kind: Any, unpad: Any) -> None:
     """Not even if it is infinite or not a number."""
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
@@ -376,7 +378,7 @@ def test_what_padding_holds_never_reaches_a_pooled_vector(kind, unpad):
     assert pool(layout.gather(x), layout, kind).isfinite().all()
 
 
-def test_an_unknown_pooling_is_refused():
+def test_an_unknown_pooling_is_refused() -> None:
     layout = SequenceLayout.from_shape(1, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, mean, max"):
         pool(torch.zeros(2, 3), layout, "sum")

@@ -1,6 +1,7 @@
 """Every block choice on every backend and layout gives what each sequence gives alone on the reference backend."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ NORMS = [
     )
     if norm_fn != "deep" or norm_pos == "post"
 ]
-WINDOWS = [{}, {"local_attention": True}, {"local_attention": True, "num_global_tokens": 2}]
-POSITIONS = [
+WINDOWS: list[dict[str, Any]] = [{}, {"local_attention": True}, {"local_attention": True, "num_global_tokens": 2}]
+POSITIONS: list[dict[str, Any]] = [
     {"block_pos_enc_kind": "none"},
     {"block_pos_enc_kind": "alibi", "embd_pos_enc_kind": "none"},
     {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none", "relative_attention_num_buckets": 8},
@@ -78,15 +79,15 @@ def gradients(model: BertBlocksModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=label)
-def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
+def test_every_backend_and_layout_equals_sequences_alone(choice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SdpaBackend, "block_size", 3)  # so that the longer sequences go by blocks
     # in double precision, so that any difference is a mistake and not rounding
     model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
     sequences = ragged_ids(EDGE_LENGTHS)
-    weights = [torch.randn(len(ids), model.config.hidden_size, dtype=torch.float64) for ids in sequences]
+    weights: Any = [torch.randn(len(ids), model.config.hidden_size, dtype=torch.float64) for ids in sequences]
 
     model.config.attention_backend = "eager"
-    expected = []
+    expected: Any = []
     for ids, weight in zip(sequences, weights, strict=True):
         if len(ids):
             hidden = model(ids[None]).last_hidden_state[0]
@@ -116,13 +117,13 @@ def test_every_backend_and_layout_equals_sequences_alone(choice, monkeypatch):
             hidden = out[mask == 1]
         (hidden * weights).sum().backward()
         where = f"{backend}, {layout}"
-        torch.testing.assert_close(hidden, expected, atol=1e-9, rtol=1e-9, msg=lambda m, w=where: f"{w}: {m}")
+        torch.testing.assert_close(hidden, expected, atol=1e-9, rtol=1e-9, msg=lambda m, w=where: f"{w}: {m}")  # type: ignore[misc]
         difference = (gradients(model) - expected_gradients).abs().max() / scale
         assert difference < 1e-9, f"{where}: gradients differ by {difference:.1e} of the largest"
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=label)
-def test_chosen_tokens_equal_those_of_the_full_pass(choice):
+def test_chosen_tokens_equal_those_of_the_full_pass(choice: Any) -> None:
     """The last layer computes some tokens only, in any order and repeated. Checks outputs, gradients and all states."""
     model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
     ids = torch.cat(ragged_ids(EDGE_LENGTHS))
@@ -150,7 +151,7 @@ def test_chosen_tokens_equal_those_of_the_full_pass(choice):
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("task", ["masked", "order", "diffusion", "first"])
-def test_heads_that_look_at_some_rows_equal_those_that_get_all(task, unpad):
+def test_heads_that_look_at_some_rows_equal_those_that_get_all(task: Any, unpad: Any) -> None:
     """Left and right padding, holes, a row of padding and nothing but padding; with gradient checkpointing too."""
     config = tiny_config(unpad=unpad, mask_token_id=3, num_labels=3)
     models = {
@@ -170,7 +171,7 @@ def test_heads_that_look_at_some_rows_equal_those_that_get_all(task, unpad):
         "first": {"labels": torch.tensor([0, 1, 2, 0, 1])},
     }[task]
 
-    def run(mask, **options):
+    def run(mask: Any, **options: Any) -> Any:
         model.zero_grad()
         loss = model(ids, attention_mask=mask, **targets, **options).loss
         loss.backward()

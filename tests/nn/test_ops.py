@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 
 @pytest.fixture
-def onednn(monkeypatch):
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's way on any CPU that has it."""
     monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: True)
 
@@ -35,7 +36,7 @@ def onednn(monkeypatch):
 @needs_onednn
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("shape", [(0,), (1,), (7,), (65,), (2, 3)], ids=str)
-def test_linear_equals_torch_with_gradients_of_two_orders(onednn, shape, with_bias):
+def test_linear_equals_torch_with_gradients_of_two_orders(onednn: Any, shape: Any, with_bias: Any) -> None:
     inputs = [torch.randn(*shape, 12), torch.randn(20, 12), torch.randn(20) if with_bias else None]
     inputs = [x if x is None else x.requires_grad_() for x in inputs]
     assert runs_on_onednn(*inputs[:2])
@@ -51,7 +52,7 @@ def test_linear_equals_torch_with_gradients_of_two_orders(onednn, shape, with_bi
 
 
 @needs_onednn
-def test_linear_makes_only_the_gradients_that_are_wanted(onednn):
+def test_linear_makes_only_the_gradients_that_are_wanted(onednn: Any) -> None:
     x, weight = torch.randn(3, 4, requires_grad=True), torch.nn.Parameter(torch.randn(5, 4), requires_grad=False)
     out = linear(x, weight, None)
     assert isinstance(out.grad_fn, OneDnnLinear._backward_cls)
@@ -61,7 +62,7 @@ def test_linear_makes_only_the_gradients_that_are_wanted(onednn):
 
 
 @pytest.mark.parametrize("case", ["double", "vector", "autocast", "vmap"])
-def test_linear_leaves_to_torch_what_it_cannot_do(onednn, case):
+def test_linear_leaves_to_torch_what_it_cannot_do(onednn: Any, case: Any) -> None:
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     if case == "double":
         assert not runs_on_onednn(x.double(), weight.double())
@@ -79,7 +80,9 @@ def test_linear_leaves_to_torch_what_it_cannot_do(onednn, case):
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", [*POST_OPERATIONS, "tanh"])
-def test_fused_feed_forward_equals_the_plain_one(onednn, activation, mlp_class, with_bias, monkeypatch):
+def test_fused_feed_forward_equals_the_plain_one(
+    onednn: Any, activation: Any, mlp_class: Any, with_bias: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlp_module, "FUSED_GLU_TOKENS", 9)
     options = {"in_bias": with_bias, "out_bias": True, "dropout": 0.0, "out_dropout": 0.0}
     mlp = mlp_class(12, 10, activation, **options).eval()
@@ -98,7 +101,7 @@ def test_fused_feed_forward_equals_the_plain_one(onednn, activation, mlp_class, 
     torch.testing.assert_close(seen, [up.detach()], msg="a hook sees what it always saw")
 
 
-def test_layers_that_are_wrapped_or_replaced_are_touched():
+def test_layers_that_are_wrapped_or_replaced_are_touched() -> None:
     layer = Linear(4, 4, True, role="up")
     assert is_untouched(layer)
     assert not is_untouched(torch.nn.Linear(4, 4))
@@ -112,7 +115,9 @@ def test_layers_that_are_wrapped_or_replaced_are_touched():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 @pytest.mark.parametrize("rows", [2, 1024])
-def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, interleaved, monkeypatch):
+def test_rotation_turns_each_pair_and_its_gradient_turns_back(
+    rows: Any, partial: Any, interleaved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rotary, "TOKENS_AT_ONCE", rows)
     x = torch.randn(5, 3, 8, dtype=torch.float64, requires_grad=True)
     pairs = int(8 * partial) // 2
@@ -123,7 +128,7 @@ def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, int
     cos = torch.empty(5, 1, 2 * pairs, dtype=torch.float64)
     cos[..., firsts] = cos[..., seconds] = angles.cos()
 
-    def turn(x):
+    def turn(x: Any) -> Any:
         return rotary.RotaryFunction.apply(x, cos, angles.sin(), interleaved)
 
     as_complex = torch.complex(x[..., firsts], x[..., seconds]) * torch.exp(1j * angles)
@@ -134,7 +139,7 @@ def test_rotation_turns_each_pair_and_its_gradient_turns_back(rows, partial, int
     assert torch.autograd.gradgradcheck(turn, (x,))
 
 
-def test_rope_in_half_precision_is_computed_in_fp32():
+def test_rope_in_half_precision_is_computed_in_fp32() -> None:
     model = BertBlocksModel(tiny_config(block_pos_enc_kind="rope", embd_pos_enc_kind="none"))
     position = model.encoder.layers[0].attention.position
     assert isinstance(position, RotaryPosition)
@@ -159,14 +164,14 @@ def chunks_of_six_tokens(kind: str) -> list[Chunk]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_attention_in_chunks_has_right_gradients(kind, dropout, monkeypatch):
+def test_attention_in_chunks_has_right_gradients(kind: Any, dropout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     chunks = chunks_of_six_tokens(kind)
 
-    def attend(*qkv):
+    def attend(q: Any, k: Any, v: Any) -> Any:
         torch.manual_seed(0)  # the same weights are dropped at every call
-        return attend_chunks(*qkv, chunks, 0.7, dropout)
+        return attend_chunks(q, k, v, chunks, 0.7, dropout)
 
     for drawn_at_once in (1, 2**20):
         monkeypatch.setattr(attention, "DRAWN_AT_ONCE", drawn_at_once)
@@ -177,7 +182,7 @@ def test_attention_in_chunks_has_right_gradients(kind, dropout, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind):
+def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind: Any) -> None:
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
     chunks = chunks_of_six_tokens(kind)
     expected = attend_chunks(q, k, v, chunks, 0.7)
@@ -195,7 +200,7 @@ def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.999])
-def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, dtype):
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: Any, dtype: Any) -> None:
     x = torch.ones(1001, 301, dtype=dtype, requires_grad=True)
     dropped = dropout(x, rate)
     is_kept = dropped != 0
@@ -212,7 +217,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate, dtype):
     assert torch.equal(gradient, dropped)
 
 
-def test_dropout_follows_the_seed_and_has_torch_s_ends():
+def test_dropout_follows_the_seed_and_has_torch_s_ends() -> None:
     x = torch.randn(37)
     draws = [(torch.manual_seed(seed), dropout(x, 0.5))[1] for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
@@ -226,7 +231,9 @@ def test_dropout_follows_the_seed_and_has_torch_s_ends():
 
 @pytest.mark.parametrize("max_logits", [1, 50, 10**6], ids=["row by row", "two rows at a time", "at once"])
 @pytest.mark.parametrize(("with_bias", "with_weights"), list(itertools.product([False, True], repeat=2)))
-def test_chunked_loss_equals_cross_entropy(with_bias, with_weights, max_logits, monkeypatch):
+def test_chunked_loss_equals_cross_entropy(
+    with_bias: Any, with_weights: Any, max_logits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", max_logits)
     hidden, weight = torch.randn(7, 4, dtype=torch.float64), torch.randn(25, 4, dtype=torch.float64)
     inputs = [hidden, weight, torch.randn(25, dtype=torch.float64)][: 2 + with_bias]
@@ -244,7 +251,7 @@ def test_chunked_loss_equals_cross_entropy(with_bias, with_weights, max_logits, 
     assert torch.equal(cross_entropy.linear_cross_entropy(hidden.detach(), weight, bias, labels, row_weights), loss)
 
 
-def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monkeypatch):
+def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 2,000 chunks of a row: added up in bf16, gradients of the weights would be off by a tenth and more."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     # numbers that bf16 holds exactly
@@ -261,7 +268,7 @@ def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monk
         assert (ours - exact).norm() < 0.01 * exact.norm()
 
 
-def test_chunked_loss_without_rows_and_without_gradients():
+def test_chunked_loss_without_rows_and_without_gradients() -> None:
     weight = torch.randn(9, 4, requires_grad=True)
     empty = cross_entropy.linear_cross_entropy(torch.zeros(0, 4), weight, None, torch.zeros(0, dtype=torch.long))
     empty.backward()
@@ -280,7 +287,7 @@ class LargestLogits(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.columns, self.rows = columns, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         # a transposed matrix of weights is no logits, and not contiguous
         if isinstance(out, torch.Tensor) and out.dim() == 2 and out.shape[1] == self.columns and out.is_contiguous():
@@ -289,7 +296,7 @@ class LargestLogits(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 @pytest.mark.parametrize("options", [{}, {"ngpt": True, "ngpt_logit_scale": True, "decoder_bias": True}])
-def test_training_never_holds_more_logits_than_the_limit(options, monkeypatch):
+def test_training_never_holds_more_logits_than_the_limit(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And loss and gradients are those of all logits at once."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 4 * 61)
     model = BertBlocksForMaskedLM(tiny_config(vocab_size=61, **options)).double().train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=
 every_masking = pytest.mark.parametrize("name", ["tokens", "words", "spans", "spans of words"])
 
 
-def make_rows(lengths, seed=0, low=0):
+def make_rows(lengths: Any, seed: Any = 0, low: Any = 0) -> Any:
     """One piece a row, of random ids, specials among them unless `low` keeps them out."""
     generator = np.random.default_rng(seed)
     return [
@@ -46,11 +47,11 @@ def make_rows(lengths, seed=0, low=0):
     ]
 
 
-def tensors(batch):
+def tensors(batch: Any) -> Any:
     return {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
 
 
-def without_ends(values, lengths, overhead=2):
+def without_ends(values: Any, lengths: Any, overhead: Any = 2) -> Any:
     """Flat values of the pieces alone."""
     parts = values.split([length + overhead for length in lengths])
     return torch.cat([part[1:-1] for part in parts])
@@ -62,7 +63,7 @@ def without_ends(values, lengths, overhead=2):
 @every_objective
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.data())
 @settings(max_examples=25, deadline=None)
-def test_a_batch_does_not_depend_on_how_it_is_split(objective, lengths, data):
+def test_a_batch_does_not_depend_on_how_it_is_split(objective: Any, lengths: Any, data: Any) -> None:
     rows = make_rows(lengths)
     whole = objective.batch(rows, seed=5, progress=0.3)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(rows)), max_size=3)) | {0, len(rows)})
@@ -75,13 +76,13 @@ def test_a_batch_does_not_depend_on_how_it_is_split(objective, lengths, data):
 
 
 @every_objective
-def test_a_batch_follows_from_seed_epoch_source_and_piece(objective):
+def test_a_batch_follows_from_seed_epoch_source_and_piece(objective: Any) -> None:
     ids = np.arange(5, 45, dtype=np.int32)
 
-    def noise(seed=0, epoch=0, source=0, index=0):
+    def noise(seed: Any = 0, epoch: Any = 0, source: Any = 0, index: Any = 0) -> Any:
         return tensors(objective.batch([[DocumentChunk(ids, source, index, epoch, 7)]] * 20, seed))
 
-    def differs(other):
+    def differs(other: Any) -> Any:
         return any(not torch.equal(first[name], other[name]) for name in first)
 
     first = noise()
@@ -94,7 +95,7 @@ def test_a_batch_follows_from_seed_epoch_source_and_piece(objective):
 @every_objective
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_special_tokens_are_never_touched_and_labels_hold_the_original(objective, lengths, seed):
+def test_special_tokens_are_never_touched_and_labels_hold_the_original(objective: Any, lengths: Any, seed: Any) -> None:
     rows = make_rows(lengths, seed)
     batch = objective.batch(rows, seed)
     if batch.labels is None:
@@ -121,9 +122,9 @@ def test_special_tokens_are_never_touched_and_labels_hold_the_original(objective
 
 @every_masking
 @pytest.mark.parametrize("rate", [0.15, 0.5, 0.9])
-def test_every_token_is_chosen_at_the_rate(name, rate):
+def test_every_token_is_chosen_at_the_rate(name: Any, rate: Any) -> None:
     """At both ends of a piece too, where a span could be cut off."""
-    shape = OBJECTIVES[name]
+    shape: Any = OBJECTIVES[name]
     objective = MaskedLanguageModeling(VOCABULARY, rate, whole_word=shape.whole_word, spans=shape.spans)
     count, length = 4000, 12
     batch = objective.batch(make_rows([length] * count, low=5), 1)
@@ -134,14 +135,14 @@ def test_every_token_is_chosen_at_the_rate(name, rate):
     assert batch.counts["masked_lm"] == int((batch.labels != -100).sum())
 
 
-def test_a_rate_of_one_hides_everything():
+def test_a_rate_of_one_hides_everything() -> None:
     for spans in (False, True):
         objective = MaskedLanguageModeling(VOCABULARY, 1.0, spans=spans)
         assert objective.batch(make_rows([30, 1, 7], low=5), 0).counts == {"masked_lm": 38}
 
 
 @pytest.mark.parametrize(("mask_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
-def test_shares_of_mask_random_and_kept(mask_share, random_share):
+def test_shares_of_mask_random_and_kept(mask_share: Any, random_share: Any) -> None:
     objective = MaskedLanguageModeling(VOCABULARY, 0.3, mask_share, random_share)
     batch = objective.batch(make_rows([100] * 1000, low=5), 3)
     is_scored = batch.labels != -100
@@ -159,7 +160,7 @@ def test_shares_of_mask_random_and_kept(mask_share, random_share):
         assert abs(found.double().mean() - share) <= 4.5 * deviation + 1e-9, name
 
 
-def test_random_tokens_come_from_the_whole_vocabulary():
+def test_random_tokens_come_from_the_whole_vocabulary() -> None:
     batch = MaskedLanguageModeling(VOCABULARY, 1.0, 0.0, 1.0).batch(make_rows([500] * 40, low=5), 0)
     seen = batch.input_ids[batch.labels != -100]
     counts = torch.bincount(seen, minlength=SIZE).double()
@@ -169,7 +170,7 @@ def test_random_tokens_come_from_the_whole_vocabulary():
 
 
 @pytest.mark.parametrize("spans", [False, True])
-def test_words_are_chosen_whole(spans):
+def test_words_are_chosen_whole(spans: Any) -> None:
     rows = make_rows([40] * 200, low=5)
     batch = MaskedLanguageModeling(VOCABULARY, 0.3, whole_word=True, spans=spans).batch(rows, 0)
     chosen = (without_ends(batch.labels, [40] * 200) != -100).view(200, 40).numpy()
@@ -180,7 +181,7 @@ def test_words_are_chosen_whole(spans):
     assert all(chosen[row, place] == chosen[row, place - 1] for row, place in places)
 
 
-def test_spans_have_spanberts_lengths():
+def test_spans_have_spanberts_lengths() -> None:
     """At a rate so low that spans hardly meet, runs of chosen tokens are geometric with 0.2, cut at ten."""
     count, length = 300, 2000
     batch = MaskedLanguageModeling(VOCABULARY, 0.01, spans=True).batch(make_rows([length] * count, low=5), 0)
@@ -195,7 +196,7 @@ def test_spans_have_spanberts_lengths():
     assert np.abs(shares - expected).max() < 0.03
 
 
-def test_rates_move_from_start_to_end():
+def test_rates_move_from_start_to_end() -> None:
     linear, cosine = RateSchedule(0.3, 0.1), RateSchedule(0.3, 0.1, "cosine")
     assert [round(linear.at(x), 6) for x in (0, 0.25, 1, 2)] == [0.3, 0.25, 0.1, 0.1]
     assert [round(cosine.at(x), 6) for x in (0, 0.5, 1)] == [0.3, 0.2, 0.1]
@@ -218,12 +219,12 @@ def test_rates_move_from_start_to_end():
         ({"mask_share": 0.9, "random_share": 0.2}, "mask_share is 0.9 and random_share 0.2"),
     ],
 )
-def test_impossible_masking_options_are_errors(options, message):
+def test_impossible_masking_options_are_errors(options: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         MaskedLanguageModeling(VOCABULARY, **options)
 
 
-def test_other_wrong_options_are_errors():
+def test_other_wrong_options_are_errors() -> None:
     without_words = Vocabulary(SIZE, CLS, SEP, MASK, SPECIAL, None, np.zeros(SIZE, bool))
     with pytest.raises(ValueError, match="does not mark where words begin"):
         MaskedLanguageModeling(without_words, whole_word=True)
@@ -238,7 +239,7 @@ def test_other_wrong_options_are_errors():
 # ---------------------------------------------------------------------- sentence order
 
 
-def segments(batch, number):
+def segments(batch: Any, number: Any) -> Any:
     a, b = batch.cu_seqlens[number : number + 2].tolist()
     ids, types = batch.input_ids[a:b], batch.token_type_ids[a:b]
     assert ids[0] == CLS
@@ -251,7 +252,7 @@ def segments(batch, number):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_segments_in_their_labelled_order_are_the_text(lengths, seed):
+def test_segments_in_their_labelled_order_are_the_text(lengths: Any, seed: Any) -> None:
     rows = make_rows(lengths, seed, low=5)
     batch = SentenceOrder(VOCABULARY).batch(rows, seed)
     assert batch.counts == {"sentence_order": sum(length > 1 for length in lengths)}
@@ -268,16 +269,16 @@ def test_segments_in_their_labelled_order_are_the_text(lengths, seed):
             assert len(parts[1]) >= max(len(row[0].ids) // 4, 1)
 
 
-def test_half_of_the_pairs_are_swapped():
+def test_half_of_the_pairs_are_swapped() -> None:
     batch = SentenceOrder(VOCABULARY).batch(make_rows([20] * 4000, low=5), 0)
     assert abs(int(batch.order_labels.sum()) - 2000) < 5 * 32
 
 
-def test_texts_are_divided_after_a_sentence_else_before_a_word():
+def test_texts_are_divided_after_a_sentence_else_before_a_word() -> None:
     ids = np.full(20, 7, dtype=np.int32)  # one long word
     ids[9] = 6
 
-    def boundary(ids):
+    def boundary(ids: Any) -> Any:
         batch = SentenceOrder(VOCABULARY).batch([[DocumentChunk(ids, 0, index, 0, index)] for index in range(300)], 0)
         found = set()
         for number in range(300):
@@ -294,7 +295,7 @@ def test_texts_are_divided_after_a_sentence_else_before_a_word():
 # ---------------------------------------------------------------------- masked diffusion
 
 
-def test_times_are_spread_evenly_over_any_run_of_pieces():
+def test_times_are_spread_evenly_over_any_run_of_pieces() -> None:
     rows = make_rows([1] * 1000, low=5)
     times = MaskedDiffusion(VOCABULARY, 1e-3).batch(rows, 0).timesteps.numpy()
     assert times.min() >= 1e-3
@@ -307,7 +308,7 @@ def test_times_are_spread_evenly_over_any_run_of_pieces():
     assert np.abs(np.histogram(starts, bins=5, range=(0, 1))[0] - 400).max() < 5 * 18
 
 
-def test_tokens_are_hidden_with_the_probability_of_their_time():
+def test_tokens_are_hidden_with_the_probability_of_their_time() -> None:
     rows = make_rows([2000] * 40, low=5)
     batch = MaskedDiffusion(VOCABULARY).batch(rows, 0)
     hidden = (without_ends(batch.input_ids, [2000] * 40) == MASK).view(40, 2000).double().mean(1)
@@ -316,7 +317,7 @@ def test_tokens_are_hidden_with_the_probability_of_their_time():
     assert batch.counts == {"masked_diffusion": 80_000}
 
 
-def test_only_tokens_that_can_be_hidden_count():
+def test_only_tokens_that_can_be_hidden_count() -> None:
     rows = make_rows([50] * 5)
     ordinary = sum(int((~SPECIAL[row[0].ids]).sum()) for row in rows)
     assert ordinary < 250
@@ -326,13 +327,13 @@ def test_only_tokens_that_can_be_hidden_count():
 # ---------------------------------------------------------------------- losses
 
 
-def log_probabilities(model, ids):
+def log_probabilities(model: Any, ids: Any) -> Any:
     """Of one sequence, through the padded path."""
     return F.log_softmax(model.logits(model.model(ids[None]).last_hidden_state[0]), dim=-1)
 
 
 @pytest.mark.parametrize("name", ["tokens", "diffusion"])
-def test_losses_are_sums_over_single_sequences(name):
+def test_losses_are_sums_over_single_sequences(name: Any) -> None:
     objective = OBJECTIVES[name]
     kind = BertBlocksForMaskedLM if name == "tokens" else BertBlocksForMaskedDiffusion
     model = kind(tiny_config(mask_token_id=MASK)).train()
@@ -352,7 +353,7 @@ def test_losses_are_sums_over_single_sequences(name):
 
 
 @pytest.mark.parametrize("name", ["order", "order and tokens"])
-def test_losses_of_sentence_order_are_sums(name):
+def test_losses_of_sentence_order_are_sums(name: Any) -> None:
     objective = OBJECTIVES[name]
     model = TASK_MODELS["pretraining"](tiny_config(type_vocab_size=2)).train()
     batch = objective.batch(make_rows([9, 1, 20, 5]), 0)
@@ -371,14 +372,14 @@ def test_losses_of_sentence_order_are_sums(name):
         assert sums["masked_lm"].item() == pytest.approx(masked.item(), rel=1e-5)
 
 
-def test_without_token_types_models_that_have_none_can_be_trained():
+def test_without_token_types_models_that_have_none_can_be_trained() -> None:
     batch = SentenceOrder(VOCABULARY, token_types=False).batch(make_rows([9, 4]), 0)
     assert batch.token_type_ids is None
     model = TASK_MODELS["pretraining"](tiny_config(type_vocab_size=0)).train()
     assert torch.isfinite(SentenceOrder(VOCABULARY).losses(model, batch)["sentence_order"])
 
 
-def test_a_batch_moves_as_a_whole():
+def test_a_batch_moves_as_a_whole() -> None:
     batch = OBJECTIVES["order and tokens"].batch(make_rows([4]), 0).to("meta")
     assert all(value.device.type == "meta" for value in tensors(batch).values())
     assert set(batch.counts) == {"masked_lm", "sentence_order"}
@@ -388,7 +389,7 @@ def test_a_batch_moves_as_a_whole():
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_word_boundaries_of_real_tokenizers(kind):
+def test_word_boundaries_of_real_tokenizers(kind: Any) -> None:
     tokenizer = train_tokenizer(kind, 290, ["the tokenizer tokenizes untokenized tokens.", "Is it so? Yes."] * 4)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     text = "the unseen tokenize it. so"
@@ -408,7 +409,7 @@ def test_word_boundaries_of_real_tokenizers(kind):
     assert (vocabulary.cls, vocabulary.sep, vocabulary.mask) == (2, 3, 4)
 
 
-def test_a_marker_of_the_other_kind_in_a_text_decides_nothing():
+def test_a_marker_of_the_other_kind_in_a_text_decides_nothing() -> None:
     """A corpus of documentation holds "▁" as a character, and headings that begin with "##"."""
     texts = ["the tokenizer tokenizes tokens with ▁ and ▁▁", "## tokens", "### tokenizers"] * 4
     for kind, inside, begins in (("wordpiece", "##s", "tokens"), ("bpe", "s", "Ġtokens")):
@@ -417,14 +418,14 @@ def test_a_marker_of_the_other_kind_in_a_text_decides_nothing():
         assert starts[tokenizer.convert_tokens_to_ids([inside, begins])].tolist() == [False, True]
 
 
-def test_a_tokenizer_without_a_mask_token_is_an_error():
+def test_a_tokenizer_without_a_mask_token_is_an_error() -> None:
     tokenizer = train_tokenizer("wordpiece", 60, ["a b"])
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask_token; pretraining needs one"):
         Vocabulary.from_tokenizer(tokenizer)
 
 
-def test_the_model_sees_pieces_as_sequences_of_their_own():
+def test_the_model_sees_pieces_as_sequences_of_their_own() -> None:
     """Packed rows give each piece what it would get alone."""
     model = BertBlocksModel(tiny_config()).eval()
     batch = OBJECTIVES["tokens"].batch(make_rows([9, 20, 5]), 0)
@@ -435,7 +436,7 @@ def test_the_model_sees_pieces_as_sequences_of_their_own():
 
 
 @pytest.mark.parametrize("lengths", [[70, 1, 33], [5]])
-def test_masks_of_whole_documents_do_not_depend_on_the_sequence_length(lengths):
+def test_masks_of_whole_documents_do_not_depend_on_the_sequence_length(lengths: Any) -> None:
     """The masked tokens are those of the uncut documents, whatever the length at which these are cut."""
     (documents,) = zip(*make_rows(lengths, low=5), strict=True)
     objective = MaskedLanguageModeling(VOCABULARY, 0.3, mask_share=1.0, random_share=0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,25 +22,28 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.open, self.tags, self.words, self.links = [], [], [], []
+        self.open: list[Any] = []
+        self.tags: list[Any] = []
+        self.words: list[Any] = []
+        self.links: list[Any] = []
         self.feed(text)
         assert not self.open
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: Any, attributes: Any) -> None:
         self.tags.append(tag)
         self.links += [value for name, value in attributes if name in ("src", "href", "onload", "onclick")]
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: Any) -> None:
         if tag not in VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: Any) -> None:
         self.words.append(data)
 
 
-def write_metrics(folder) -> None:
+def write_metrics(folder: Any) -> None:
     lines = [
         {"step": step, "tokens": 100 * step, "loss": 5.0 / step, "learning_rate": 1e-3, "gradient_norm": 1.0,
          "tokens_per_second": 9000.0, "packing": 0.99, "seconds": 0.1 * step, "phase": "short"}
@@ -49,7 +54,7 @@ def write_metrics(folder) -> None:
     (folder / "metrics.jsonl").write_text(text + '{"step": 31, "lo')  # a run that was killed while it wrote
 
 
-def test_curves_are_those_of_the_metrics(tmp_path):
+def test_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
     write_metrics(tmp_path)
     charts = draw_curves(tmp_path / "metrics.jsonl")
     titles = [re.search(r"<title>(.*?)</title>", chart)[1] for chart in charts]
@@ -61,7 +66,7 @@ def test_curves_are_those_of_the_metrics(tmp_path):
     assert charts[0].count("<circle") == 1
 
 
-def test_the_report_of_a_pretraining_run(tmp_path):
+def test_the_report_of_a_pretraining_run(tmp_path: Path) -> None:
     write_metrics(tmp_path)
     metrics = {"held_out_loss": 3.25, "held_out_accuracy": 0.42, "pseudo_perplexity": 17.5}
     unigram = {"unigram_loss": 7.5, "unigram_accuracy": 0.05}
@@ -87,7 +92,7 @@ def test_the_report_of_a_pretraining_run(tmp_path):
         assert expected in words, expected
 
 
-def test_callers_add_sections_of_their_own(tmp_path):
+def test_callers_add_sections_of_their_own(tmp_path: Path) -> None:
     matrix = heat_map("Confusion", ["cat", "dog"], ["cat", "dog"], [[3, 1], [0, 4]], "true", "predicted")
     path = write_report(
         tmp_path,
@@ -103,5 +108,5 @@ def test_callers_add_sections_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.123456, "0.1235"), (None, "None"), ("a", "a")])
-def test_cells(value, shown):
+def test_cells(value: Any, shown: Any) -> None:
     assert f">{shown}</td>" in table(["x"], [[value]])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,24 +37,24 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_siz
 NASTY = ["👩‍👩‍👧", "", "e\u0301", "supercalifragilistic" * 9, " lead", "北京", "שלום", "don't", "\u200b", "a b"]
 
 
-def tiny(task: str, **keys):
+def tiny(task: str, **keys: Any) -> Any:
     config = BertBlocksConfig.from_preset("mini", vocab_size=len(TOKENIZER), type_vocab_size=2, **keys)
     return TASK_MODELS[task](config).eval()
 
 
-def classifier(labels: Labels, **settings) -> ClassifyTask:
+def classifier(labels: Labels, **settings: Any) -> ClassifyTask:
     task = ClassifyTask(ClassifySettings(**settings))
     task.labels = labels
     return task
 
 
-def tagger(*names: str, **settings) -> TagTask:
+def tagger(*names: str, **settings: Any) -> TagTask:
     task = TagTask(TagSettings(**settings))
     task.names = list(names)
     return task
 
 
-def padded(features):
+def padded(features: Any) -> Any:
     width = max(len(feature.ids) for feature in features)
     ids = torch.tensor([feature.ids + [0] * (width - len(feature.ids)) for feature in features])
     types = torch.tensor([feature.types + [0] * (width - len(feature.ids)) for feature in features])
@@ -65,7 +67,7 @@ def padded(features):
 
 @settings(max_examples=60, deadline=None)
 @given(text=words, pair=st.none() | words.filter(str.strip), repeat=st.integers(1, 9), length=st.integers(8, 24))
-def test_texts_are_framed_and_cut_as_transformers_does(text, pair, repeat, length):
+def test_texts_are_framed_and_cut_as_transformers_does(text: Any, pair: Any, repeat: Any, length: Any) -> None:
     text, pair = " ".join([text] * repeat), None if pair is None else " ".join([pair] * (10 - repeat))
     task = classifier(Labels("single_label_classification", ["a", "b"]))
     features = task.features([TextExample(text, pair, 0, "here")], TEXTS, length)
@@ -76,7 +78,7 @@ def test_texts_are_framed_and_cut_as_transformers_does(text, pair, repeat, lengt
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
-def test_the_flat_sum_is_the_padded_mean_times_its_count(problem):
+def test_the_flat_sum_is_the_padded_mean_times_its_count(problem: Any) -> None:
     labels = Labels(problem, [] if problem == "regression" else ["a", "b", "c"])
     targets = {
         "single_label_classification": [2, 0, 1],
@@ -94,7 +96,7 @@ def test_the_flat_sum_is_the_padded_mean_times_its_count(problem):
     torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
 
 
-def test_balanced_weights_make_classes_count_alike():
+def test_balanced_weights_make_classes_count_alike() -> None:
     labels = Labels("single_label_classification", ["a", "b"])
     examples = [TextExample("x", None, target, "here") for target in (0, 0, 0, 1)]
     weights = balanced_weights(examples, labels)
@@ -108,11 +110,11 @@ def test_balanced_weights_make_classes_count_alike():
     torch.testing.assert_close(task.losses(model, batch)["loss"], by_hand)
 
 
-def table(*values):
+def table(*values: Any) -> Any:
     return Records("t.csv", ["label"], [{"label": value} for value in values], list(range(2, len(values) + 2)))
 
 
-def test_labels_are_found():
+def test_labels_are_found() -> None:
     assert find_labels(table("b", "a", "b"), "label") == Labels("single_label_classification", ["a", "b"])
     assert find_labels(table("2", "10"), "label").names == ["2", "10"]
     assert find_labels(table("4.5", "5"), "label").problem == "regression"
@@ -135,12 +137,12 @@ def test_labels_are_found():
         (("a", None), "line 3: the label is None"),
     ],
 )
-def test_bad_labels_are_named(values, message):
+def test_bad_labels_are_named(values: Any, message: Any) -> None:
     with pytest.raises(DataError, match=message):
         find_labels(table(*values), "label")
 
 
-def test_unknown_labels_are_named():
+def test_unknown_labels_are_named() -> None:
     labels = Labels("single_label_classification", ["card_arrival", "refund"])
     with pytest.raises(DataError, match=r"test\.csv line 9: the label 'card_arival' .*did you mean 'card_arrival'"):
         labels.encode("card_arival", "test.csv line 9")
@@ -151,7 +153,7 @@ def test_unknown_labels_are_named():
 # ---------------------------------------------------------------------- tagging
 
 
-def tagged(sentence, tags=None):
+def tagged(sentence: Any, tags: Any = None) -> Any:
     from bertblocks.text.alignment import join_words
 
     text, spans = join_words(sentence)
@@ -160,7 +162,7 @@ def tagged(sentence, tags=None):
 
 @settings(max_examples=60, deadline=None)
 @given(sentence=st.lists(words | st.sampled_from(NASTY), min_size=1, max_size=8))
-def test_first_pieces_are_those_of_transformers(sentence):
+def test_first_pieces_are_those_of_transformers(sentence: Any) -> None:
     features = tagger("A").features([tagged(sentence)], TEXTS, 512)
     encoded = TOKENIZER(sentence, is_split_into_words=True, truncation=True, max_length=512)
     if encoded["input_ids"] != features[0].ids or len(features) > 1:
@@ -172,7 +174,7 @@ def test_first_pieces_are_those_of_transformers(sentence):
     assert features[0].target == expected
 
 
-def test_each_word_is_scored_once_over_windows():
+def test_each_word_is_scored_once_over_windows() -> None:
     sentence = [f"word{i}" for i in range(60)] + NASTY
     names = [f"T{i}" for i in range(len(sentence))]
     example = tagged(sentence, names)
@@ -185,7 +187,7 @@ def test_each_word_is_scored_once_over_windows():
     assert all(len(feature.ids) <= 24 for feature in features)
 
 
-def test_spans_of_characters_become_tags_of_words(tmp_path):
+def test_spans_of_characters_become_tags_of_words(tmp_path: Path) -> None:
     text = "Ada Lovelace met 北京大学 in pre-war London."
     spans = [(0, 12, "PER"), (17, 21, "ORG"), (29, 39, "LOC")]
     row = {"text": text, "spans": [{"start": a, "end": b, "label": kind} for a, b, kind in spans]}
@@ -204,14 +206,14 @@ def test_spans_of_characters_become_tags_of_words(tmp_path):
         tagging.read_tagged(path)
 
 
-def test_unknown_tags_are_named(tmp_path):
+def test_unknown_tags_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("a O\nb B-PRE\n")
     with pytest.raises(DataError, match=r"t\.conll line 1: the tag 'B-PRE' .*model's \(did you mean 'B-PER'"):
         tagger("O", "B-PER").read(path)
 
 
-def test_the_tagging_sum_is_the_padded_mean_times_its_count():
+def test_the_tagging_sum_is_the_padded_mean_times_its_count() -> None:
     examples = [tagged(["one", "two"], ["A", "B"]), tagged(["unbelievably", "long", "words"], ["B", "A", "A"])]
     model = tiny("token-classification", num_labels=2)
     for every_piece in (False, True):
@@ -232,7 +234,7 @@ def test_the_tagging_sum_is_the_padded_mean_times_its_count():
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_targets_point_at_the_answer_in_every_window_that_has_it(data):
+def test_targets_point_at_the_answer_in_every_window_that_has_it(data: Any) -> None:
     context_words = data.draw(
         st.lists(st.sampled_from(["alpha", "beta,", "gamma", "x-ray", "42"]), min_size=4, max_size=40)
     )
@@ -250,7 +252,7 @@ def test_targets_point_at_the_answer_in_every_window_that_has_it(data):
         assert feature.ids[feature.target[0] : feature.target[1] + 1] == answer_ids
 
 
-def test_the_answering_sum_is_the_padded_mean_times_its_count():
+def test_the_answering_sum_is_the_padded_mean_times_its_count() -> None:
     questions = [
         Question("1", "who?", "Ada wrote it in a house.", [GoldAnswer("Ada", 0)], "here"),
         Question("2", "why?", "Nobody knows.", [], "here"),
@@ -269,7 +271,7 @@ def test_the_answering_sum_is_the_padded_mean_times_its_count():
 # ---------------------------------------------------------------------- embeddings
 
 
-def test_contrast_by_hand():
+def test_contrast_by_hand() -> None:
     torch.manual_seed(0)
     parts = F.normalize(torch.randn(3, 4, 8), dim=-1)
     candidates = [*parts[1], *parts[2]]
@@ -282,7 +284,7 @@ def test_contrast_by_hand():
         assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
-def test_cosent_by_hand():
+def test_cosent_by_hand() -> None:
     similarities, scores = [0.9, 0.2, 0.5, 0.5], [3.0, 3.0, 1.0, 0.0]
     total = 1.0
     for i in range(4):
@@ -294,7 +296,7 @@ def test_cosent_by_hand():
 
 
 @pytest.mark.parametrize(("dimensions", "score"), [([], None), ([16], None), ([16], 0.5)])
-def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions, score):
+def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions: Any, score: Any) -> None:
     examples = [EmbeddingExample(["a text", "its pair"], score and score * n, "here") for n in range(1, 4)]
     task = EmbedTask(EmbedSettings(dimensions=dimensions))
     features = task.features(examples, TEXTS, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import re
 import string
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ pairs = st.lists(st.tuples(labels, labels), min_size=2, max_size=30)
 
 
 @given(pairs=pairs)
-def test_classification_from_the_confusion_matrix(pairs):
+def test_classification_from_the_confusion_matrix(pairs: Any) -> None:
     gold, predicted = zip(*pairs, strict=True)
     scores = classification_scores(gold, predicted, classes=4)
     confusion = sklearn_metrics.confusion_matrix(gold, predicted)
@@ -38,14 +39,14 @@ def test_classification_from_the_confusion_matrix(pairs):
     assert scores["mcc"] == pytest.approx(mcc)
 
 
-def test_two_classes_have_the_f1_of_the_second():
+def test_two_classes_have_the_f1_of_the_second() -> None:
     scores = classification_scores([0, 1, 1, 1], [1, 1, 1, 0], classes=2)
     assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     first = classification_scores([0, 1, 1, 1, 0], [1, 1, 1, 0, 0], classes=2, positive=0)
     assert first["f1"] == pytest.approx(2 * 1 / (2 * 1 + 1 + 1))
 
 
-def test_multi_label():
+def test_multi_label() -> None:
     gold, predicted = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [0, 1], [0, 1]])
     scores = multi_label_scores(gold, predicted)
     assert scores["accuracy"] == pytest.approx(1 / 3)
@@ -54,7 +55,7 @@ def test_multi_label():
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.floats(-5, 5, width=16)), min_size=3, max_size=20))
-def test_correlations(values):
+def test_correlations(values: Any) -> None:
     gold, predicted = (np.array(side, dtype=np.float64) for side in zip(*values, strict=True))
     scores = regression_scores(gold, predicted)
     if np.ptp(gold) < 1e-3 or np.ptp(predicted) < 1e-3:
@@ -64,7 +65,7 @@ def test_correlations(values):
     assert scores["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=1e-9)
 
 
-def test_correlation_of_a_constant_is_zero():
+def test_correlation_of_a_constant_is_zero() -> None:
     assert regression_scores([1, 2, 3], [2, 2, 2])["spearman"] == 0.0
 
 
@@ -72,7 +73,7 @@ tags = st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"])
 
 
 @given(st.lists(st.lists(st.tuples(tags, tags), min_size=1, max_size=8), min_size=1, max_size=4))
-def test_entity_scores_count_whole_spans(sentences):
+def test_entity_scores_count_whole_spans(sentences: Any) -> None:
     from bertblocks.text.tag_schemes import entities
 
     gold = [[a for a, _ in sentence] for sentence in sentences]
@@ -114,7 +115,7 @@ answers = st.text(alphabet="aAn the,.x y'", max_size=12)
 
 
 @given(st.lists(st.tuples(st.lists(answers, max_size=3), answers), min_size=1, max_size=6))
-def test_answers_as_squad_scores_them(cases):
+def test_answers_as_squad_scores_them(cases: Any) -> None:
     gold = {str(i): case[0] for i, case in enumerate(cases)}
     predicted = {str(i): case[1] for i, case in enumerate(cases)}
     scores = answering_scores(gold, predicted)
@@ -127,7 +128,7 @@ def test_answers_as_squad_scores_them(cases):
 
 
 @given(st.permutations(list("abcdef")), st.sets(st.sampled_from("abcdef"), min_size=1), st.integers(1, 6))
-def test_retrieval_against_scikit_learn(ranked, relevant, k):
+def test_retrieval_against_scikit_learn(ranked: Any, relevant: Any, k: Any) -> None:
     scores = retrieval_scores([ranked], [relevant], at=[k])
     truth = np.array([[document in relevant for document in ranked]], dtype=np.float64)
     order = np.arange(len(ranked), 0, -1, dtype=np.float64)[None]

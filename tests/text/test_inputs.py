@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 import types
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,7 +27,9 @@ TEXTS = [row["text"] for row in ROWS]
 TEXT = Roles([("text",)])
 
 
-def write_csv(delimiter=",", quote='"', quoting=csv.QUOTE_MINIMAL, encoding="utf-8", rows=ROWS) -> bytes:
+def write_csv(
+    delimiter: Any = ",", quote: Any = '"', quoting: Any = csv.QUOTE_MINIMAL, encoding: Any = "utf-8", rows: Any = ROWS
+) -> bytes:
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, ["text", "label"], delimiter=delimiter, quotechar=quote, quoting=quoting)
     writer.writeheader()
@@ -37,13 +41,13 @@ def json_lines() -> bytes:
     return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-def arrow_bytes(write) -> bytes:
+def arrow_bytes(write: Any) -> bytes:
     sink = io.BytesIO()
     write(pa.Table.from_pylist(ROWS), sink)
     return sink.getvalue()
 
 
-def write_stream(table, sink):
+def write_stream(table: Any, sink: Any) -> None:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
 
@@ -74,7 +78,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_every_format_gives_the_same_inputs_and_task_data(tmp_path, name):
+def test_every_format_gives_the_same_inputs_and_task_data(tmp_path: Path, name: Any) -> None:
     path = tmp_path / name
     path.write_bytes(CONTENTS[name])
     inputs = list(read_inputs([path], TEXT))
@@ -83,7 +87,7 @@ def test_every_format_gives_the_same_inputs_and_task_data(tmp_path, name):
     assert read_records(path).rows == ROWS
 
 
-def test_an_endingless_csv_needs_a_format(tmp_path):
+def test_an_endingless_csv_needs_a_format(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(write_csv())
     inputs = read_inputs([path], TEXT)
@@ -91,7 +95,7 @@ def test_an_endingless_csv_needs_a_format(tmp_path):
     assert [record.value for record in read_inputs([path], TEXT, options=ReadOptions(format="csv"))] == TEXTS
 
 
-def test_detection_is_shown_and_can_be_overridden(tmp_path):
+def test_detection_is_shown_and_can_be_overridden(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("text;label\ncaf\u00e9, oui;a\n".encode("latin-1"))
     inputs = read_inputs([path], TEXT)
@@ -113,12 +117,12 @@ def test_detection_is_shown_and_can_be_overridden(tmp_path):
         (["header=maybe"], "must be yes or no"),
     ],
 )
-def test_wrong_options_are_errors(settings, message):
+def test_wrong_options_are_errors(settings: Any, message: Any) -> None:
     with pytest.raises(DataError, match=message):
         ReadOptions.parse(settings)
 
 
-def test_quotes_of_tab_separated_text_are_text(tmp_path):
+def test_quotes_of_tab_separated_text_are_text(tmp_path: Path) -> None:
     """GLUE's files do not quote: a quote that opens a sentence is part of it."""
     path = tmp_path / "a.tsv"
     path.write_text('sentence\tlabel\n"So it goes," he said.\t1\n"Yes."\t0\n')
@@ -127,7 +131,7 @@ def test_quotes_of_tab_separated_text_are_text(tmp_path):
     assert [record.value for record in read_inputs([path], TEXT)] == ["two\nlines", "plain"]
 
 
-def test_several_files_globs_and_folders(tmp_path):
+def test_several_files_globs_and_folders(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"part{number}.jsonl").write_text(json.dumps({"text": f"text {number}", "label": number}) + "\n")
     expected = ["text 1", "text 2"]
@@ -143,7 +147,7 @@ def test_several_files_globs_and_folders(tmp_path):
         read_inputs([tmp_path / "gone.csv"], TEXT)
 
 
-def test_columns_are_found_in_any_case_and_inside_objects(tmp_path):
+def test_columns_are_found_in_any_case_and_inside_objects(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("ID,Text\n1,fine\n")
     assert next(iter(read_inputs([tmp_path / "a.csv"], TEXT))).value == "fine"
     nested = [{"review": {"body": "good"}, "text": "title"}]
@@ -155,11 +159,11 @@ def test_columns_are_found_in_any_case_and_inside_objects(tmp_path):
         assert [record.value for record in inputs] == ["good"], name
 
 
-def test_a_pipe_of_process_substitution_is_read(tmp_path):
+def test_a_pipe_of_process_substitution_is_read(tmp_path: Path) -> None:
     """Bash passes `<(command)` as /dev/fd/63, which is neither a regular file nor has an ending."""
     reading, writing = os.pipe()
 
-    def write():
+    def write() -> None:
         with os.fdopen(writing, "wb") as file:
             file.write(json_lines())
 
@@ -173,7 +177,7 @@ def test_a_pipe_of_process_substitution_is_read(tmp_path):
         os.close(reading)
 
 
-def test_xlsx_needs_openpyxl_and_says_so(tmp_path, monkeypatch):
+def test_xlsx_needs_openpyxl_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.xlsx"
     path.write_bytes(b"PK\x03\x04")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
@@ -203,22 +207,22 @@ def test_xlsx_needs_openpyxl_and_says_so(tmp_path, monkeypatch):
         ("a.jsonl", '{"text": null}\n', "line 1: None is not a text"),
     ],
 )
-def test_texts_that_are_not_text_are_named(tmp_path, name, content, message):
+def test_texts_that_are_not_text_are_named(tmp_path: Path, name: Any, content: Any, message: Any) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         list(read_inputs([tmp_path / name], TEXT))
 
 
-def test_bad_records_can_be_skipped(tmp_path):
+def test_bad_records_can_be_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\noops\n{"body": "x"}\n{"text": "two"}\n')
-    bad = []
+    bad: list[Any] = []
     inputs = read_inputs([tmp_path / "a.jsonl"], TEXT, on_bad=bad.append)
     assert [record.value for record in inputs] == ["one", "two"]
     assert [record.location.number for record in bad] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.txt.gz"])
-def test_a_line_without_end_is_a_bad_record(tmp_path, monkeypatch, name):
+def test_a_line_without_end_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
     monkeypatch.setattr(files, "MAX_RECORD_BYTES", 1000)
     lines = ['{"text": "good"}', '{"text": "' + "x" * 5000 + '"}', '{"text": "last"}']
     if "csv" in name:
@@ -226,7 +230,7 @@ def test_a_line_without_end_is_a_bad_record(tmp_path, monkeypatch, name):
     if "txt" in name:
         lines = ["good", "x" * 5000, "last"]
     (tmp_path / name).write_bytes(gzip.compress("\n".join(lines).encode()))
-    bad = []
+    bad: list[Any] = []
     inputs = read_inputs([tmp_path / name], TEXT, on_bad=bad.append)
     assert [record.value for record in inputs] == ["good", "last"]
     assert [(record.location.number, record.reason) for record in bad] == [
@@ -234,14 +238,16 @@ def test_a_line_without_end_is_a_bad_record(tmp_path, monkeypatch, name):
     ]
 
 
-def test_a_compressed_file_that_must_be_read_at_once_is_bounded(tmp_path, monkeypatch):
+def test_a_compressed_file_that_must_be_read_at_once_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 2**20)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
     with pytest.raises(DataError, match=r"a\.json\.gz: the file has more than 1 MiB and has to be read at once"):
         list(read_inputs([tmp_path / "a.json.gz"], TEXT))
 
 
-def test_settings_of_fine_tuning_say_how_to_read_a_table(tmp_path):
+def test_settings_of_fine_tuning_say_how_to_read_a_table(tmp_path: Path) -> None:
     from bertblocks.tasks.settings import ClassifySettings
 
     settings = ClassifySettings(delimiter=";", quote="none", encoding="latin-1", header=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 @given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8))
-def test_csv_is_read_as_the_csv_module_writes_it(tmp_path_factory, rows):
+def test_csv_is_read_as_the_csv_module_writes_it(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
     path = tmp_path_factory.mktemp("csv") / "table.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
@@ -41,7 +42,7 @@ def test_csv_is_read_as_the_csv_module_writes_it(tmp_path_factory, rows):
     assert [(row["text"], row["label"]) for row in records.rows] == rows
 
 
-def test_every_form_of_file_gives_the_same_rows(tmp_path):
+def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -57,7 +58,7 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path):
         assert read_records(tmp_path / name).rows == rows, name
 
 
-def test_a_saved_dataset_is_read(tmp_path):
+def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     table = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=features)
@@ -65,7 +66,7 @@ def test_a_saved_dataset_is_read(tmp_path):
     assert read_records(tmp_path / "saved").column("label") == ["yes", "no"]
 
 
-def test_headers_are_found(tmp_path):
+def test_headers_are_found(tmp_path: Path) -> None:
     def header(content: str) -> bool:
         return read_records(write(tmp_path / "t.csv", content)).has_header
 
@@ -75,8 +76,8 @@ def test_headers_are_found(tmp_path):
     assert not header("good film,positive\nbad film,negative\n")
 
 
-def test_columns_are_guessed_by_name_then_by_content():
-    def choose(columns, rows, **given):
+def test_columns_are_guessed_by_name_then_by_content() -> None:
+    def choose(columns: Any, rows: Any, **given: Any) -> Any:
         table = Records(
             "t.csv",
             columns,
@@ -120,12 +121,12 @@ def test_columns_are_guessed_by_name_then_by_content():
         ("t.docx", "x", "'.docx' is not one of .jsonl, .csv"),
     ],
 )
-def test_bad_tables_are_named(tmp_path, name, content, message):
+def test_bad_tables_are_named(tmp_path: Path, name: Any, content: Any, message: Any) -> None:
     with pytest.raises(DataError, match=message):
         read_records(write(tmp_path / name, content))
 
 
-def test_encoding_is_detected_and_can_be_given(tmp_path):
+def test_encoding_is_detected_and_can_be_given(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", b"text,label\ncaf\xe9,b\n")
     found = read_records(path)
     assert (found.rows, found.details) == ([{"text": "café", "label": "b"}], "encoding cp1252")
@@ -133,7 +134,7 @@ def test_encoding_is_detected_and_can_be_given(tmp_path):
         read_records(path, ReadOptions(encoding="utf-8"))
 
 
-def test_missing_file_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv: no such file"):
         read_records(tmp_path / "gone.csv")
 
@@ -145,13 +146,13 @@ bio_tags = st.lists(st.one_of(st.just("O"), st.builds("{}-{}".format, st.sampled
 
 
 @given(tags=bio_tags)
-def test_entities_are_those_of_seqeval(tags):
+def test_entities_are_those_of_seqeval(tags: Any) -> None:
     ours = [(entity.kind, entity.start, entity.end - 1) for entity in entities(tags)]
     assert ours == get_entities(tags)
 
 
 @given(tags=bio_tags, scheme=st.sampled_from(["bio", "iob1", "bioes"]))
-def test_schemes_carry_the_same_entities_without_repairs(tags, scheme):
+def test_schemes_carry_the_same_entities_without_repairs(tags: Any, scheme: Any) -> None:
     found = entities(tags)
     written = write_tags(found, len(tags), scheme)
     assert entities(written) == found
@@ -160,14 +161,14 @@ def test_schemes_carry_the_same_entities_without_repairs(tags, scheme):
     assert repaired == 0
 
 
-def test_broken_tags_are_repaired_with_a_count():
+def test_broken_tags_are_repaired_with_a_count() -> None:
     assert to_bio(["I-PER", "I-PER", "O"], "bio") == (["B-PER", "I-PER", "O"], 1)
     assert to_bio(["B-PER", "O", "I-PER"], "iob1") == (["B-PER", "O", "B-PER"], 1)
     assert to_bio(["B-PER", "O", "E-LOC", "S-LOC"], "bioes") == (["B-PER", "O", "B-LOC", "B-LOC"], 2)
     assert to_bio(["B-PER", "I-PER", "L-PER", "U-LOC"], "bioes") == (["B-PER", "I-PER", "I-PER", "B-LOC"], 0)
 
 
-def test_schemes_are_found():
+def test_schemes_are_found() -> None:
     assert find_scheme([["B-PER", "I-PER", "O"], ["B-LOC"]]) == "bio"
     assert find_scheme([["I-PER", "B-PER", "O"]]) == "iob1"
     assert find_scheme([["B-PER", "E-PER", "S-LOC"]]) == "bioes"
@@ -175,7 +176,7 @@ def test_schemes_are_found():
     assert find_scheme([["O", "O"]]) == "plain"
 
 
-def test_conllu_passes_over_ranges_empty_words_and_comments(tmp_path):
+def test_conllu_passes_over_ranges_empty_words_and_comments(tmp_path: Path) -> None:
     row = "{}\t{}\t_\t{}\tX\t_\t_\t_\t_\t_\n"
     text = "# text = a\n" + row.format("1-2", "don't", "_") + row.format(1, "do", "AUX") + row.format(2, "n't", "PART")
     text += row.format("2.1", "ghost", "NOUN") + "\n" + row.format(1, "#", "SYM")
@@ -186,7 +187,7 @@ def test_conllu_passes_over_ranges_empty_words_and_comments(tmp_path):
         read_conll(tmp_path / "t.conllu", "upso")
 
 
-def test_conll_columns_and_ragged_rows(tmp_path):
+def test_conll_columns_and_ragged_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "t.conll", "-DOCSTART- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n")
     assert read_conll(path)[0].tags == ["B-ORG", "O"]
     assert read_conll(path, "2")[0].tags == ["NNP", "VBZ"]
@@ -201,12 +202,12 @@ def test_conll_columns_and_ragged_rows(tmp_path):
 # ---------------------------------------------------------------------- questions
 
 
-def squad(answers, **entry):
+def squad(answers: Any, **entry: Any) -> Any:
     paragraph = {"context": "Ada wrote it.", "qas": [{"id": "1", "question": "Who?", "answers": answers, **entry}]}
     return json.dumps({"data": [{"paragraphs": [paragraph]}]})
 
 
-def test_squad_and_flat_records_are_the_same(tmp_path):
+def test_squad_and_flat_records_are_the_same(tmp_path: Path) -> None:
     nested = read_questions(write(tmp_path / "a.json", squad([{"text": "Ada", "answer_start": 0}])))[0]
     flat = {"id": "1", "question": "Who?", "context": "Ada wrote it."}
     for answers in ({"text": ["Ada"], "answer_start": [0]}, [{"text": "Ada", "answer_start": 0}]):
@@ -223,7 +224,7 @@ def test_squad_and_flat_records_are_the_same(tmp_path):
         ("Ada", "must be a list"),
     ],
 )
-def test_bad_answers_are_named(tmp_path, answers, message):
+def test_bad_answers_are_named(tmp_path: Path, answers: Any, message: Any) -> None:
     with pytest.raises(DataError, match=r"article 1 paragraph 1 question '1'.*" + message):
         read_questions(write(tmp_path / "a.json", squad(answers)))
 
@@ -232,20 +233,20 @@ def test_bad_answers_are_named(tmp_path, answers, message):
     ("header", "is_header"),
     [("review,sentiment", True), ("anchor,positive,negative", True), ("great film,positive", False)],
 )
-def test_two_known_names_are_a_header(tmp_path, header, is_header):
+def test_two_known_names_are_a_header(tmp_path: Path, header: Any, is_header: Any) -> None:
     cells = ",".join(["some text"] * (header.count(",") + 1))
     assert read_records(write(tmp_path / "t.csv", f"{header}\n{cells}\n")).has_header is is_header
     named = read_records(write(tmp_path / "t.csv", "what,mood\nsome text,some text\n"), named=["mood"])
     assert named.columns == ["what", "mood"]
 
 
-def test_tsv_lines_end_with_newlines_alone(tmp_path):
+def test_tsv_lines_end_with_newlines_alone(tmp_path: Path) -> None:
     records = read_records(write(tmp_path / "t.tsv", "text\tlabel\r\na\u2028b\x0cc\tx\r\nd\ty\r\n"))
     assert [row["text"] for row in records.rows] == ["a\u2028b\x0cc", "d"]
     assert records.place(1) == f"{tmp_path / 't.tsv'} line 3"
 
 
-def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path):
+def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=["not_equivalent", "equivalent"])
     tag = datasets.ClassLabel(names=["O", "B-LOC"])
@@ -257,20 +258,20 @@ def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path):
     assert find_labels(records, "label").names == ["not_equivalent", "equivalent"]
 
 
-def test_lists_of_zeros_and_ones_are_no_labels(tmp_path):
+def test_lists_of_zeros_and_ones_are_no_labels(tmp_path: Path) -> None:
     records = read_records(write(tmp_path / "t.jsonl", '{"text": "a", "labels": [0, 1, 0]}\n'))
     with pytest.raises(DataError, match=r"line 1: the label '0' appears twice in \[0, 1, 0\]; .*list of names"):
         find_labels(records, "labels")
     assert split_labels(0, None, "here") == ["0"]
 
 
-def test_answers_without_offsets_are_errors(tmp_path):
+def test_answers_without_offsets_are_errors(tmp_path: Path) -> None:
     row = {"question": "who?", "context": "Ada wrote it.", "answers": {"text": ["Ada"], "answer_start": []}}
     with pytest.raises(DataError, match="line 1: there are 1 answers and 0 answer_start"):
         read_questions(write(tmp_path / "t.jsonl", json.dumps(row) + "\n"))
 
 
-def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path):
+def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path: Path) -> None:
     paragraph = {"context": "half \ud800", "qas": [{"id": "1", "question": "Who?", "answers": []}]}
     path = write(tmp_path / "a.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
     with pytest.raises(DataError, match=r"question '1': the text holds half of a surrogate pair"):
@@ -291,7 +292,9 @@ def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path):
         ("glue::validation", None, ("glue", None, "validation")),
     ],
 )
-def test_one_rule_for_the_names_of_datasets(monkeypatch, name, split, expected):
+def test_one_rule_for_the_names_of_datasets(
+    monkeypatch: pytest.MonkeyPatch, name: Any, split: Any, expected: Any
+) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "get_dataset_config_names", lambda path: ["mrpc", "cola"])
     monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: (path, config, split))
@@ -302,7 +305,7 @@ def test_one_rule_for_the_names_of_datasets(monkeypatch, name, split, expected):
         load_dataset.cache_clear()
 
 
-def test_splits_of_saved_datasets_are_named_after_the_folder(tmp_path):
+def test_splits_of_saved_datasets_are_named_after_the_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {split: datasets.Dataset.from_dict({"text": [split]}) for split in ("train", "test")}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def make_recipe(*overrides: str) -> Recipe:
     return read_recipe(None, [*BASE, *overrides])
 
 
-def make_model(dropout: float = 0.0, **options) -> BertBlocksForMaskedLM:
+def make_model(dropout: float = 0.0, **options: Any) -> BertBlocksForMaskedLM:
     torch.manual_seed(0)
     options = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, **options}
     return BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", attention_output_dropout=dropout, **options))
@@ -72,7 +73,12 @@ def make_task(recipe: Recipe) -> PretrainingTask:
 
 
 def make_trainer(
-    folder: Path, *overrides: str, dropout: float = 0.0, selection: ModelSelection | None = None, model=None, world=None
+    folder: Path,
+    *overrides: str,
+    dropout: float = 0.0,
+    selection: ModelSelection | None = None,
+    model: Any = None,
+    world: Any = None,
 ) -> Trainer:
     recipe = make_recipe(*overrides)
     return Trainer(
@@ -88,7 +94,7 @@ def make_trainer(
     )
 
 
-def train(folder: Path, *overrides: str, **options) -> Outcome:
+def train(folder: Path, *overrides: str, **options: Any) -> Outcome:
     return make_trainer(folder, *overrides, **options).train()
 
 
@@ -102,7 +108,7 @@ def die_at_flush(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         flush(descriptor)
 
-    os.fsync = fsync
+    os.fsync = fsync  # type: ignore[assignment]
 
 
 def die_at_step(number: int) -> None:
@@ -114,7 +120,7 @@ def die_at_step(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         step(self, prepared)
 
-    Trainer._step = run
+    Trainer._step = run  # type: ignore[method-assign]
 
 
 def main() -> None:

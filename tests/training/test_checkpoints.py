@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from bertblocks.training.checkpoints import MARKER, CheckpointError, CheckpointF
 from tests.training.helpers import train
 
 
-def write(folder: CheckpointFolder, step: int, **options) -> Path:
+def write(folder: CheckpointFolder, step: int, **options: Any) -> Path:
     def files(path: Path) -> None:
         (path / "numbers.json").write_text(f"[{step}]")
         (path / "part").mkdir()
@@ -21,7 +22,7 @@ def write(folder: CheckpointFolder, step: int, **options) -> Path:
     return folder.write(step, files, **options)
 
 
-def test_retention_by_count_and_milestones(tmp_path):
+def test_retention_by_count_and_milestones(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2, milestones=30)
     for step in range(10, 80, 10):
         write(folder, step, protected=20)
@@ -29,7 +30,7 @@ def test_retention_by_count_and_milestones(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_the_run_has_gone_behind_does_not_count(tmp_path):
+def test_what_the_run_has_gone_behind_does_not_count(tmp_path: Path) -> None:
     """A damaged checkpoint of a later step, and what is left of one that was being removed."""
     folder = CheckpointFolder(tmp_path, keep=1, milestones=100)
     for step in (100, 400, 500):
@@ -41,7 +42,7 @@ def test_what_the_run_has_gone_behind_does_not_count(tmp_path):
     assert folder.steps() == [100, 400, 450]
 
 
-def test_the_marker_has_the_checksums_of_all_files(tmp_path):
+def test_the_marker_has_the_checksums_of_all_files(tmp_path: Path) -> None:
     path = write(CheckpointFolder(tmp_path), 1)
     marker = json.loads((path / MARKER).read_text())
     assert marker["step"] == 1
@@ -75,7 +76,7 @@ def damage_no_marker(path: Path) -> None:
         (damage_no_marker, f"is incomplete: it has no {MARKER}"),
     ],
 )
-def test_damage_is_named_and_the_one_before_found(tmp_path, damage, reason):
+def test_damage_is_named_and_the_one_before_found(tmp_path: Path, damage: Any, reason: Any) -> None:
     folder = CheckpointFolder(tmp_path)
     first, second = write(folder, 1), write(folder, 2)
     damage(second)
@@ -87,11 +88,11 @@ def test_damage_is_named_and_the_one_before_found(tmp_path, damage, reason):
     assert verify_checkpoint(second) is None
 
 
-def test_nothing_to_find(tmp_path):
+def test_nothing_to_find(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path / "none").find_latest().path is None
 
 
-def test_a_write_that_fails_leaves_the_others(tmp_path):
+def test_a_write_that_fails_leaves_the_others(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     first = write(folder, 1)
 
@@ -105,7 +106,7 @@ def test_a_write_that_fails_leaves_the_others(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
-def test_a_disk_that_fills_up_for_real(tmp_path):
+def test_a_disk_that_fills_up_for_real(tmp_path: Path) -> None:
     """The system refuses files beyond a few kilobytes; what was there is intact, and the run goes on later."""
     train(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000024" / MARKER).unlink()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def take_back(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs of two processes, in one launch."""
     folder = tmp_path_factory.mktemp("processes")
     runs = []
@@ -79,12 +80,12 @@ def assert_same(folder: Path, alone: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_train_as_one(folder, tmp_path, name):
+def test_two_processes_train_as_one(folder: Any, tmp_path: Path, name: Any) -> None:
     train(tmp_path, *RUNS[name][0])
     assert_same(home(folder, name), tmp_path)
 
 
-def test_a_sharded_run_continues_alone(folder, tmp_path):
+def test_a_sharded_run_continues_alone(folder: Any, tmp_path: Path) -> None:
     train(tmp_path)
     sharded = home(folder, "fsdp with accumulation")
     take_back(sharded)
@@ -92,7 +93,7 @@ def test_a_sharded_run_continues_alone(folder, tmp_path):
     assert_same(sharded, tmp_path)
 
 
-def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path):
+def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
     """torchrun ends and restarts all processes when one dies; they find the checkpoint by themselves."""
     train(tmp_path / "alone")
     launch(["--max-restarts=1"], [str(tmp_path / "killed")], DIE_AT_STEP="10")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from bertblocks.training.estimate import (
 from bertblocks.training.recipe import read_recipe, recipe_names
 
 
-def test_the_published_run_of_modernbert_is_what_the_arithmetic_says():
+def test_the_published_run_of_modernbert_is_what_the_arithmetic_says() -> None:
     """1.7T tokens of 1,024 in 194 h, 250B of 8,192 in 40 h and 50B in 12 h, on 8 H100."""
     peak = 8 * GPUS["h100"].flops
     model = build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")
@@ -37,7 +38,7 @@ def test_the_published_run_of_modernbert_is_what_the_arithmetic_says():
     assert made.hours == pytest.approx(194 + 40 + 12, rel=0.05)
 
 
-def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attention():
+def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attention() -> None:
     """The usual estimate, 6 N per token, with N the matrices of the encoder and the labelled share of the head's."""
     model = build(BertBlocksConfig.from_preset("bert-base"), "masked-lm")
     encoder = sum(one.numel() for name, one in model.named_parameters() if "layers" in name and one.dim() == 2)
@@ -46,7 +47,7 @@ def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attent
     assert flops_per_token(model, 128, 0.15) == pytest.approx(6 * (encoder + 0.15 * head) + 3 * attention)
 
 
-def test_memory_of_the_states_is_that_of_real_tensors():
+def test_memory_of_the_states_is_that_of_real_tensors() -> None:
     recipe = read_recipe("demo", ["tokenizer.vocab_size=512", "run.precision=fp32"])
     made = estimate_run(recipe, "a100", 1)
     model = BertBlocksForMaskedLM(expected_config(recipe))
@@ -55,17 +56,17 @@ def test_memory_of_the_states_is_that_of_real_tensors():
     optimizer.step()
     memory = made.phases[0].memory
     assert memory.weights == sum(one.nbytes for one in model.parameters())
-    assert memory.gradients == sum(one.grad.nbytes for one in model.parameters())
+    assert memory.gradients == sum(one.grad.nbytes for one in model.parameters())  # type: ignore[misc]
     moments = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
     assert memory.optimizer == sum(one.nbytes for one in moments)
     assert made.parameters == model.num_parameters()
 
 
-def cost(*overrides: str, count: int = 1, name: str = "modernbert-base"):
+def cost(*overrides: str, count: int = 1, name: str = "modernbert-base") -> Any:
     return estimate_run(read_recipe(name, list(overrides)), "h100", count).phases[0]
 
 
-def test_each_choice_changes_what_it_should():
+def test_each_choice_changes_what_it_should() -> None:
     plain = cost(count=8)
     sharded = cost("run.parallel=fsdp", count=8)
     assert sharded.memory.weights == plain.memory.weights / 8
@@ -84,7 +85,7 @@ def test_each_choice_changes_what_it_should():
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_has_a_plan(name):
+def test_every_recipe_has_a_plan(name: Any) -> None:
     made = estimate_run(read_recipe(name), "h100", 8)
     assert made.hours > 0
     assert made.flops == sum(phase.tokens * phase.flops_per_token for phase in made.phases)
@@ -94,13 +95,13 @@ def test_every_recipe_has_a_plan(name):
 # ---------------------------------------------------------------------- command
 
 
-def run(*arguments: str, expect: int = 0):
+def run(*arguments: str, expect: int = 0) -> Any:
     result = CliRunner().invoke(app, ["plan", *arguments])
     assert result.exit_code == expect, result.output
     return result
 
 
-def test_the_command():
+def test_the_command() -> None:
     text = run("modernbert-base", "--gpu", "h100", "--count", "64").stdout
     assert text.startswith("modernbert-base on 64 h100 at 25% of their peak: 149,655,232 parameters")
     assert "context extension" in text
@@ -122,5 +123,5 @@ def test_the_command():
         (["demo", "run.sede=1"], "did you mean 'seed'?"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, message):
+def test_mistakes_are_one_sentence(arguments: Any, message: Any) -> None:
     assert message in run(*arguments, expect=1).stderr

@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny fresh encoder with a tokenizer of whole words."""
     folder = tmp_path_factory.mktemp("base")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "is", "which", "colour", "?", ".", *COLOURS, *NOUNS]
@@ -70,7 +71,7 @@ def sentence(rng: random.Random) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same easy problem for every task: which colour a sentence names."""
     folder = tmp_path_factory.mktemp("files")
     rng = random.Random(0)
@@ -107,7 +108,9 @@ QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
         ("embed", "embed.csv", "spearman", 0.7),
     ],
 )
-def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, metric, least):
+def test_every_task_learns_an_easy_problem(
+    base: Any, files: Any, tmp_path: Path, task: Any, file: Any, metric: Any, least: Any
+) -> None:
     done = finetune(task, base, files / file, output=tmp_path / "out", **QUICK)
     assert done.scores[metric] >= least
     assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"] == done.scores
@@ -128,7 +131,7 @@ def test_every_task_learns_an_easy_problem(base, files, tmp_path, task, file, me
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
 
 
-def test_cosines_are_learned_on_the_scale_of_the_scores(base, files, tmp_path):
+def test_cosines_are_learned_on_the_scale_of_the_scores(base: Any, files: Any, tmp_path: Path) -> None:
     rows = (files / "embed.csv").read_text().splitlines()
     stars = [f"{row.rpartition(',')[0]},{1 + 4 * float(row.rpartition(',')[2])}" for row in rows[1:]]
     path = tmp_path / "stars.csv"
@@ -143,7 +146,9 @@ def test_cosines_are_learned_on_the_scale_of_the_scores(base, files, tmp_path):
         finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
 
 
-def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(base, files, tmp_path):
+def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(
+    base: Any, files: Any, tmp_path: Path
+) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     rng = random.Random(1)
     pairs = [(f"the {noun} is {colour} .", f"which {noun} is {colour} ?") for noun in NOUNS for colour in COLOURS]
@@ -160,10 +165,10 @@ def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_resul
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_settings_reach_the_weights(base, files, tmp_path):
+def test_settings_reach_the_weights(base: Any, files: Any, tmp_path: Path) -> None:
     before = load_file(base / "model.safetensors")
 
-    def trained(name, **settings):
+    def trained(name: Any, **settings: Any) -> Any:
         finetune("classify", base, files / "classify.csv", output=tmp_path / name, epochs=0.5, **settings)
         return load(tmp_path / name, "sequence-classification")[0].state_dict()
 
@@ -187,7 +192,9 @@ def test_settings_reach_the_weights(base, files, tmp_path):
     ("task", "auto_class"),
     [("classify", AutoModelForSequenceClassification), ("tag", AutoModelForTokenClassification)],
 )
-def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(base, files, tmp_path, task, auto_class):
+def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(
+    base: Any, files: Any, tmp_path: Path, task: Any, auto_class: Any
+) -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(base)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -206,7 +213,7 @@ def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(base, files, tm
     assert theirs.config.id2label == ours.config.id2label
 
 
-def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):
+def test_several_seeds_have_a_mean_and_an_interval(base: Any, files: Any, tmp_path: Path) -> None:
     done = finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=1, seeds=3)
     values = [run["accuracy"] for run in done.runs]
     assert len(values) == 3
@@ -226,7 +233,7 @@ def test_several_seeds_have_a_mean_and_an_interval(base, files, tmp_path):
     share=st.floats(0.05, 0.5),
     seed=st.integers(0, 5),
 )
-def test_held_out_examples_are_stratified(sizes, share, seed):
+def test_held_out_examples_are_stratified(sizes: Any, share: Any, seed: Any) -> None:
     labels = [str(label) for label, size in enumerate(sizes) for _ in range(size)]
     assume(len(labels) > 1)
     examples = list(range(len(labels)))
@@ -237,7 +244,7 @@ def test_held_out_examples_are_stratified(sizes, share, seed):
         assert abs(count - len(held_out) * size / len(labels)) < 1
 
 
-def test_the_choices_of_a_run_are_recorded(base, files, tmp_path):
+def test_the_choices_of_a_run_are_recorded(base: Any, files: Any, tmp_path: Path) -> None:
     """The base model has fewer than 15 million parameters inside its layers."""
     finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5, precision="fp32")
     chosen = json.loads((tmp_path / "out" / "results.json").read_text())["chosen"]
@@ -248,7 +255,7 @@ def test_the_choices_of_a_run_are_recorded(base, files, tmp_path):
 
 
 @pytest.mark.parametrize(("names", "positive"), [(("match", "not_match"), "match"), (("0", "1"), "1")])
-def test_f1_is_that_of_the_positive_label(base, tmp_path, names, positive):
+def test_f1_is_that_of_the_positive_label(base: Any, tmp_path: Path, names: Any, positive: Any) -> None:
     path = tmp_path / "pairs.csv"
     gold = [*names, names[0]]
     rows = "".join(f"a {word},{name}\n" for word, name in zip(COLOURS, gold, strict=True))
@@ -266,7 +273,7 @@ def test_f1_is_that_of_the_positive_label(base, tmp_path, names, positive):
     assert scores["f1"] == pytest.approx(expected)
 
 
-def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
+def test_patience_ends_a_run_and_the_best_model_is_kept(base: Any, files: Any, tmp_path: Path) -> None:
     done = finetune(
         "classify", base, files / "classify.csv", output=tmp_path / "out", **{**QUICK, "epochs": 40}, patience=2
     )
@@ -288,15 +295,22 @@ def test_patience_ends_a_run_and_the_best_model_is_kept(base, files, tmp_path):
     ],
 )
 def test_a_missing_package_is_reported_before_anything_is_written(
-    base, files, tmp_path, monkeypatch, task, package, settings, message
-):
+    base: Any,
+    files: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: Any,
+    package: Any,
+    settings: Any,
+    message: Any,
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=message):
         finetune(task, base, files / ALL_TASKS[task], output=tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 
-def test_finetune_works_outside_the_main_thread(base, files, tmp_path):
+def test_finetune_works_outside_the_main_thread(base: Any, files: Any, tmp_path: Path) -> None:
     """Python allows signal handlers in the main thread only."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(finetune, "classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5)
@@ -304,7 +318,7 @@ def test_finetune_works_outside_the_main_thread(base, files, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(base, files, tmp_path):
+def test_a_killed_run_goes_on_to_the_same_weights(base: Any, files: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
     command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -332,7 +346,7 @@ def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_learn_as_one_does(base, files, tmp_path, parallel):
+def test_two_processes_learn_as_one_does(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
     """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
     pooled = tmp_path / "pooled"
     shutil.copytree(base, pooled)
@@ -364,7 +378,7 @@ def run_cli(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output + result.stderr
 
 
-def test_the_command_prints_scores_and_does_not_overwrite(base, files, tmp_path):
+def test_the_command_prints_scores_and_does_not_overwrite(base: Any, files: Any, tmp_path: Path) -> None:
     arguments = [
         "classify",
         "--model",
@@ -388,7 +402,7 @@ def test_the_command_prints_scores_and_does_not_overwrite(base, files, tmp_path)
     assert json.loads(text[text.index("{") :])["metric"] == "accuracy"
 
 
-def test_nothing_is_replaced_before_everything_is_read(base, files, tmp_path):
+def test_nothing_is_replaced_before_everything_is_read(base: Any, files: Any, tmp_path: Path) -> None:
     out, train = tmp_path / "out", files / "classify.csv"
     options = {"epochs": 0.5, "overwrite": True}
     finetune("classify", base, train, output=out, **options)
@@ -406,7 +420,7 @@ def test_nothing_is_replaced_before_everything_is_read(base, files, tmp_path):
         finetune("classify", base, train, output=tmp_path / "long", max_length=5000)
 
 
-def test_another_request_in_a_folder_names_the_key(base, files, tmp_path):
+def test_another_request_in_a_folder_names_the_key(base: Any, files: Any, tmp_path: Path) -> None:
     out, train = tmp_path / "out", files / "classify.csv"
     finetune("classify", base, train, output=out, epochs=0.5)
     (out / "results.json").unlink()
@@ -414,7 +428,7 @@ def test_another_request_in_a_folder_names_the_key(base, files, tmp_path):
         finetune("classify", base, train, output=out, epochs=1)
 
 
-def test_entities_are_compared_by_kind_whatever_the_scheme(base, files, tmp_path):
+def test_entities_are_compared_by_kind_whatever_the_scheme(base: Any, files: Any, tmp_path: Path) -> None:
     """An inside tag that training did not have, and a model that writes BIOES."""
     path = tmp_path / "eval.conll"
     path.write_text("the O\nriver O\nis O\nred B-RED\nred I-RED\n")
@@ -441,7 +455,7 @@ def test_entities_are_compared_by_kind_whatever_the_scheme(base, files, tmp_path
         ("text,label\na,x\nb,y\n", ["epochs"], "is not a setting"),
     ],
 )
-def test_bad_input_is_one_sentence(base, tmp_path, content, settings, message):
+def test_bad_input_is_one_sentence(base: Any, tmp_path: Path, content: Any, settings: Any, message: Any) -> None:
     path = tmp_path / "train.csv"
     path.write_text(content)
     code, text = run_cli("classify", "--model", base, "--train", path, "--output", tmp_path / "out", *settings)
@@ -482,7 +496,9 @@ def squad(answer: str, start: object) -> str:
         ("embed", "t.csv", "", "the file is empty"),
     ],
 )
-def test_bad_input_of_the_other_tasks_is_one_sentence(base, tmp_path, task, name, content, message):
+def test_bad_input_of_the_other_tasks_is_one_sentence(
+    base: Any, tmp_path: Path, task: Any, name: Any, content: Any, message: Any
+) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, text = run_cli(task, "--model", base, "--train", path, "--output", tmp_path / "out")
@@ -493,7 +509,7 @@ def test_bad_input_of_the_other_tasks_is_one_sentence(base, tmp_path, task, name
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
+def test_unknown_labels_of_the_evaluation_are_named(base: Any, files: Any, tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
     path.write_text("text,label\nthe tree is red .,rde\n")
     with pytest.raises(DataError, match=r"eval\.csv line 2: the label 'rde' .*did you mean 'red'"):
@@ -504,7 +520,7 @@ def test_unknown_labels_of_the_evaluation_are_named(base, files, tmp_path):
         finetune("clasify", base, files / "classify.csv")
 
 
-def test_a_run_of_version_0_1_0_goes_on_holding_out_examples_at_random(tmp_path):
+def test_a_run_of_version_0_1_0_goes_on_holding_out_examples_at_random(tmp_path: Path) -> None:
     arguments = ("classify", "model", "train.csv", None, ClassifySettings())
     assert _request(*arguments, tmp_path)["held_out"] == "stratified"
     (tmp_path / "finetune.json").write_text('{"task": "classify"}')

@@ -3,6 +3,8 @@
 import itertools
 import math
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +21,19 @@ from bertblocks.training.state import EMA
 from tests.training.helpers import VOCABULARY, make_model, make_recipe, make_task, make_trainer, train
 
 
-def pad(batch) -> dict[str, torch.Tensor]:
+def pad(batch: Any) -> dict[str, torch.Tensor]:
     """A flat batch as transformers takes it."""
     bounds = batch.cu_seqlens.tolist()
     pieces = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
-    def padded(values, fill):
+    def padded(values: Any, fill: Any) -> Any:
         return torch.nn.utils.rnn.pad_sequence([values[piece] for piece in pieces], True, fill)
 
     mask = padded(torch.ones_like(batch.input_ids), 0)
     return {"input_ids": padded(batch.input_ids, 0), "attention_mask": mask, "labels": padded(batch.labels, -100)}
 
 
-def test_same_losses_as_transformers_with_torch_adamw(tmp_path):
+def test_same_losses_as_transformers_with_torch_adamw(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
         max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -67,7 +69,7 @@ def test_same_losses_as_transformers_with_torch_adamw(tmp_path):
     assert losses == pytest.approx(expected, abs=1e-4)
 
 
-def test_checkpoints_open_in_auto_classes(tmp_path):
+def test_checkpoints_open_in_auto_classes(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "phases.0.duration=2")
     trainer.train()
     opened = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoints" / "step-00000002")
@@ -76,7 +78,7 @@ def test_checkpoints_open_in_auto_classes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["muon", "stable_adamw"])
-def test_other_optimizers_learn_and_resume(tmp_path, kind):
+def test_other_optimizers_learn_and_resume(tmp_path: Path, kind: Any) -> None:
     options = [f"optimizer.kind={kind}", "optimizer.lr=3e-3", "optimizer.weight_decay=0.001", "run.ema=0.9"]
     train(tmp_path / "straight", *options)
     train(tmp_path / "parts", *options)
@@ -89,7 +91,7 @@ def test_other_optimizers_learn_and_resume(tmp_path, kind):
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_the_running_mean_is_the_mean(tmp_path):
+def test_the_running_mean_is_the_mean(tmp_path: Path) -> None:
     """Against the closed form over the weights of every step."""
     trainer = make_trainer(tmp_path, "phases.0.duration=6", "run.ema=0.5", "run.checkpoints.keep=9",
                            "run.checkpoints.every=1")  # fmt: skip
@@ -107,15 +109,15 @@ def test_the_running_mean_is_the_mean(tmp_path):
     assert not torch.equal(inside, trainer.model.decoder.bias)
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     real = trainer.task.losses
 
-    def losses(model, batch):
+    def losses(model: Any, batch: Any) -> Any:
         found = real(model, batch)
         return {key: value * math.nan for key, value in found.items()} if trainer.state.step == 5 else found
 
-    trainer.task.losses = losses
+    trainer.task.losses = losses  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError, match=r"loss of step 6 is nan.*saved in .*not-finite-step-00000006") as error:
         trainer.train()
     file = next(tmp_path.glob("not-finite-*.safetensors"))
@@ -128,20 +130,20 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
     assert all(one.isfinite().all() for one in trainer.model.parameters())
 
 
-def test_selection_keeps_the_best_and_stops_without_patience(tmp_path):
+def test_selection_keeps_the_best_and_stops_without_patience(tmp_path: Path) -> None:
     values = iter([0.1, 0.5, 0.4, 0.3, 0.9])
     trainer = make_trainer(
         tmp_path, "run.evaluation.every=3", "run.checkpoints.every=3", "run.checkpoints.keep=1",
         selection=ModelSelection("quality", patience=2),
     )  # fmt: skip
-    trainer.task.evaluate = lambda model: {"quality": next(values)}
+    trainer.task.evaluate = lambda model: {"quality": next(values)}  # type: ignore[method-assign]
     outcome = trainer.train()
     assert outcome.state.step == 12
     assert (outcome.state.best.step, outcome.state.best.value) == (6, 0.5)
     assert trainer.checkpoints.steps() == [6, 12]
 
 
-def test_phases_change_theta_length_and_mixture(tmp_path):
+def test_phases_change_theta_length_and_mixture(tmp_path: Path) -> None:
     options = [
         "phases=[{duration: 3, length: 32, batch_tokens: 128}, {duration: 2 steps, length: 16, rope_theta: 5e4}]"
     ]
@@ -169,7 +171,7 @@ def test_phases_change_theta_length_and_mixture(tmp_path):
     assert max(len(piece.ids) for row in rows for piece in row) <= 14
 
 
-def test_ngpt_weights_stay_on_the_sphere(tmp_path):
+def test_ngpt_weights_stay_on_the_sphere(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = bertblocks.BertBlocksConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -183,7 +185,7 @@ def test_ngpt_weights_stay_on_the_sphere(tmp_path):
         torch.testing.assert_close(weight.norm(dim=side), torch.ones(weight.shape[1 - side]))
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path):
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     for name, flag in (("plain", "false"), ("again", "true")):
         train(tmp_path / name, "phases.0.duration=4", f"run.gradient_checkpointing={flag}")
     plain, again = (
@@ -195,7 +197,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_is_near_full_and_resumes(tmp_path, precision):
+def test_half_precision_is_near_full_and_resumes(tmp_path: Path, precision: Any) -> None:
     options = ["phases.0.duration=8", f"run.precision={precision}"]
     train(tmp_path / "full", "phases.0.duration=8")
     train(tmp_path / "half", *options)
@@ -213,7 +215,7 @@ def test_half_precision_is_near_full_and_resumes(tmp_path, precision):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("most", [None, 1, 2, 5, 100])
-def test_every_item_is_in_one_micro_batch(size, most):
+def test_every_item_is_in_one_micro_batch(size: Any, most: Any) -> None:
     items = list(range(17))
     parts = [split_micro_batches(items, World(rank, size, torch.device("cpu")), most) for rank in range(size)]
     assert [item for part in parts for batch in part for item in batch] == items
@@ -221,14 +223,14 @@ def test_every_item_is_in_one_micro_batch(size, most):
     assert all(part for batches in parts for part in batches)
 
 
-def test_too_few_items_for_the_processes():
+def test_too_few_items_for_the_processes() -> None:
     with pytest.raises(ValueError, match="2 items for 3 processes"):
         split_micro_batches([1, 2], World(0, 3, torch.device("cpu")), None)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_layers_train_as_plain_ones(tmp_path):
+def test_compiled_layers_train_as_plain_ones(tmp_path: Path) -> None:
     curves = []
     for value in ("false", "true"):
         train(tmp_path / value, f"run.compile={value}")

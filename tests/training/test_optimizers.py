@@ -1,6 +1,7 @@
 """Optimizers by their formulas and beside torch's own."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from bertblocks.training.sections import AdamW, Muon, StableAdamW
 from tests.training.helpers import make_model
 
 
-def test_stable_adamw_is_its_formula():
+def test_stable_adamw_is_its_formula() -> None:
     """One number at a time, in double precision."""
     weights = [torch.randn(5, 3), torch.randn(4)]
     parameters = [torch.nn.Parameter(one.clone()) for one in weights]
@@ -50,7 +51,7 @@ def test_stable_adamw_is_its_formula():
             torch.testing.assert_close(one.data.double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_newton_schulz_moves_singular_values_by_its_polynomial():
+def test_newton_schulz_moves_singular_values_by_its_polynomial() -> None:
     matrix = torch.randn(12, 7, dtype=torch.float64)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / (values.square().sum().sqrt() + 1e-7)
@@ -62,7 +63,7 @@ def test_newton_schulz_moves_singular_values_by_its_polynomial():
     torch.testing.assert_close(orthogonalize(matrix.T), expected.T)
 
 
-def test_muon_beside_torchs_own():
+def test_muon_beside_torchs_own() -> None:
     """torch's works in bf16; ours on the CPU in fp32."""
     start = torch.randn(16, 24)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
@@ -78,7 +79,7 @@ def test_muon_beside_torchs_own():
     assert (ours - theirs).norm() < 0.05 * moved
 
 
-def test_muon_takes_stacked_matrices_apart():
+def test_muon_takes_stacked_matrices_apart() -> None:
     start, gradient = torch.randn(12, 6), torch.randn(12, 6)
     stacked = torch.nn.Parameter(start.clone())
     optimizer = MuonOptimizer([(stacked, [6, 4, 2])], lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -92,7 +93,7 @@ def test_muon_takes_stacked_matrices_apart():
 
 
 @pytest.mark.parametrize("section", [AdamW(), StableAdamW(kind="stable_adamw"), Muon(kind="muon")])
-def test_every_parameter_once_and_decay_on_matrices_only(section):
+def test_every_parameter_once_and_decay_on_matrices_only(section: Any) -> None:
     model = make_model(norm_bias=True, attention_qkv_bias=True)
     optimizers = get_optimizers(model, section)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -104,7 +105,7 @@ def test_every_parameter_once_and_decay_on_matrices_only(section):
         assert decays[id(one)] == (section.weight_decay if is_matrix else 0.0), name
 
 
-def test_muon_has_the_matrices_of_layers_and_adamw_the_rest():
+def test_muon_has_the_matrices_of_layers_and_adamw_the_rest() -> None:
     model = make_model()
     muon, adamw = get_optimizers(model, Muon(kind="muon"))
     names = {id(one): name for name, one in model.named_parameters()}
@@ -112,5 +113,5 @@ def test_muon_has_the_matrices_of_layers_and_adamw_the_rest():
     assert inside == {"attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"}
     assert len(muon.param_groups[0]["params"]) == 8
     assert isinstance(adamw, torch.optim.AdamW)
-    parts = {tuple(muon.parts[id(one)]) for one in muon.param_groups[0]["params"]}
+    parts = {tuple(muon.parts[id(one)]) for one in muon.param_groups[0]["params"]}  # type: ignore[attr-defined]
     assert parts == {(32, 32, 32), (32,), (48, 48)}

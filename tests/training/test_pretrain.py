@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ CONFIG = {
 
 
 @pytest.fixture
-def recipe(tmp_path) -> Path:
+def recipe(tmp_path: Path) -> Path:
     """A tiny recipe on a few made-up texts."""
     chance = random.Random(0)
     syllables = [first + second for first in "kmstr" for second in "aeiou"]
@@ -69,11 +70,11 @@ def recipe(tmp_path) -> Path:
     return path
 
 
-def run(recipe: Path, *overrides: str):
+def run(recipe: Path, *overrides: str) -> Any:
     return CliRunner().invoke(app, ["pretrain", str(recipe), *overrides])
 
 
-def test_from_texts_to_a_model(recipe, tmp_path):
+def test_from_texts_to_a_model(recipe: Any, tmp_path: Path) -> None:
     done = run(recipe)
     assert done.exit_code == 0, done.output
     folder = tmp_path / "run"
@@ -103,7 +104,7 @@ def test_from_texts_to_a_model(recipe, tmp_path):
     assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
 
 
-def test_torchrun_with_shards_gives_the_same_model(recipe, tmp_path):
+def test_torchrun_with_shards_gives_the_same_model(recipe: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bertblocks"]
     options = ["run.parallel=fsdp", "run.precision=fp32", "run.ema=0.9", "phases.0.duration=6"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -121,7 +122,7 @@ def test_torchrun_with_shards_gives_the_same_model(recipe, tmp_path):
         torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-5)
 
 
-def test_sigterm_saves_and_says_so(recipe, tmp_path):
+def test_sigterm_saves_and_says_so(recipe: Any, tmp_path: Path) -> None:
     def stop() -> None:
         while not (tmp_path / "run" / "checkpoints").is_dir():
             pass
@@ -139,7 +140,7 @@ def test_sigterm_saves_and_says_so(recipe, tmp_path):
     "objective",
     ["{kind: masked_lm, sentence_order: true}", "{kind: sentence_order}", "{kind: masked_diffusion}"],
 )
-def test_other_objectives(recipe, tmp_path, objective):
+def test_other_objectives(recipe: Any, tmp_path: Path, objective: Any) -> None:
     done = run(recipe, f"objective={objective}", "phases.0.duration=4", "model.config.type_vocab_size=2")
     assert done.exit_code == 0, done.output
     AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
@@ -147,7 +148,7 @@ def test_other_objectives(recipe, tmp_path, objective):
     assert ("loss_masked_lm" in last) == ("sentence_order: true" in objective)
 
 
-def test_a_model_is_continued_and_grown(recipe, tmp_path):
+def test_a_model_is_continued_and_grown(recipe: Any, tmp_path: Path) -> None:
     assert run(recipe, "phases.0.duration=2").exit_code == 0
     model = tmp_path / "run" / "model"
     values = json.loads(recipe.read_text())
@@ -171,7 +172,7 @@ def test_a_model_is_continued_and_grown(recipe, tmp_path):
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "grown" / "model").config.num_hidden_layers == 4
 
 
-def test_sentence_order_is_evaluated(recipe, tmp_path):
+def test_sentence_order_is_evaluated(recipe: Any, tmp_path: Path) -> None:
     done = run(recipe, "objective.sentence_order=true", "phases.0.duration=2")
     assert done.exit_code == 0, done.output
     assert "sentence-order accuracy" in done.output
@@ -180,7 +181,7 @@ def test_sentence_order_is_evaluated(recipe, tmp_path):
     assert metrics["held_out_order_loss"] == pytest.approx(np.log(2), abs=0.3)
 
 
-def test_implied_keys_are_named():
+def test_implied_keys_are_named() -> None:
     """The keys that config.py derives from `ngpt`, without sizes and without the keys that the recipe sets."""
     recipe = read_recipe("demo", ["model={preset: bert-base, config: {ngpt: true, hidden_size: 384}}"])
     config = BertBlocksConfig.from_preset("bert-base", **recipe.model.config)
@@ -203,14 +204,14 @@ def test_implied_keys_are_named():
         (["corpus.sources=[{name: a, files: [nothing.txt]}]"], "nothing.txt"),
     ],
 )
-def test_mistakes_are_one_sentence(recipe, overrides, message):
+def test_mistakes_are_one_sentence(recipe: Any, overrides: Any, message: Any) -> None:
     done = run(recipe, *overrides)
     assert done.exit_code == 1, done.output
     assert message in done.stderr
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
-def test_a_folder_holds_one_run(recipe):
+def test_a_folder_holds_one_run(recipe: Any) -> None:
     assert run(recipe, "phases.0.duration=1").exit_code == 0
     done = run(recipe, "phases.0.duration=1", "optimizer.lr=0.5")
     assert done.exit_code == 1
@@ -218,7 +219,7 @@ def test_a_folder_holds_one_run(recipe):
     assert run(recipe, "phases.0.duration=1", "run.micro_batch_tokens=64").exit_code == 0
 
 
-def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe, tmp_path):
+def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe: Any, tmp_path: Path) -> None:
     """Texts that change or disappear after the start do not affect the run."""
     assert run(recipe).exit_code == 0
     (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
@@ -233,7 +234,7 @@ def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe, tmp_path):
     assert state["precision"] == "bf16"
 
 
-def test_prepared_tokens_need_their_own_tokenizer(recipe, tmp_path):
+def test_prepared_tokens_need_their_own_tokenizer(recipe: Any, tmp_path: Path) -> None:
     invoke = CliRunner().invoke
     for name, size in (("right", "200"), ("wrong", "60")):
         command = ["tokenizer", "train", str(tmp_path / name), str(tmp_path / "texts.txt"), "--vocab-size", size]
@@ -252,7 +253,7 @@ def test_prepared_tokens_need_their_own_tokenizer(recipe, tmp_path):
     assert not (tmp_path / "second" / "data" / "words").exists()
 
 
-def test_what_a_run_may_change():
+def test_what_a_run_may_change() -> None:
     before = {"run": {"seed": 1, "device": "cpu", "checkpoints": {"keep": 1}}, "phases": [{"length": 8}]}
     now = {"run": {"seed": 1, "device": "cuda", "checkpoints": {"keep": 2}}, "phases": [{"length": 9}]}
     assert differences(before, now, is_free_key) == [("phases", [{"length": 8}], [{"length": 9}])]
@@ -261,12 +262,12 @@ def test_what_a_run_may_change():
 # ---------------------------------------------------------------------- evaluation
 
 
-def test_held_out_texts_and_masks_do_not_depend_on_the_length():
+def test_held_out_texts_and_masks_do_not_depend_on_the_length() -> None:
     targets = [HeldOutEvaluator([Documents(3)], make_vocabulary(), length, 600).targets for length in (8, 32, 512)]
     assert targets[0].tolist() == targets[1].tolist() == targets[2].tolist()
 
 
-def test_held_out_metrics_are_those_of_a_padded_loop():
+def test_held_out_metrics_are_those_of_a_padded_loop() -> None:
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     losses, right = [], []
     for batch in held_out.batches:
@@ -284,9 +285,10 @@ def test_held_out_metrics_are_those_of_a_padded_loop():
     assert len(held_out.targets) == len(losses) > 30
 
 
-def test_pseudo_perplexity_is_exact():
+def test_pseudo_perplexity_is_exact() -> None:
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
-    pieces, losses = iter(held_out.chunks), []
+    pieces = iter(held_out.chunks)
+    losses: list[Any] = []
     while len(losses) < 40:
         ids = torch.tensor([1, *next(pieces).ids.tolist(), 2])
         for place in range(1, len(ids) - 1):
@@ -296,7 +298,7 @@ def test_pseudo_perplexity_is_exact():
     assert held_out.pseudo_perplexity(model, 40) == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
 
 
-def test_unigram_by_counting():
+def test_unigram_by_counting() -> None:
     documents = Documents(0, count=30)
     counts = [1 + sum(int((one == token).sum()) for one in documents.documents) for token in range(VOCABULARY)]
     targets = np.array([5, 9, 9, 60])
@@ -305,7 +307,7 @@ def test_unigram_by_counting():
     assert found["unigram_accuracy"] == np.mean(targets == int(np.argmax(counts)))
 
 
-def test_filled_masks_show_what_the_model_says(recipe, tmp_path):
+def test_filled_masks_show_what_the_model_says(recipe: Any, tmp_path: Path) -> None:
     assert run(recipe, "phases.0.duration=2").exit_code == 0
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").eval()
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -1,6 +1,8 @@
 """Recipes are strict, say where they are wrong, and mean what they say."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -40,18 +42,18 @@ from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
         ("run.seed=[", "is not a valid YAML value"),
     ],
 )
-def test_what_is_wrong_is_named(override, message):
+def test_what_is_wrong_is_named(override: Any, message: Any) -> None:
     with pytest.raises(RecipeError) as error:
         read_recipe(None, [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_overrides_start_from_the_demo_or_the_file(tmp_path):
+def test_overrides_start_from_the_demo_or_the_file(tmp_path: Path) -> None:
     demo = read_recipe(None, ["model.config.num_hidden_layers=9", "optimizer.kind=muon", "optimizer.momentum=0.9"])
     assert demo.model.config["num_hidden_layers"] == 9
     assert demo.model.config["hidden_size"] == Recipe().model.config["hidden_size"]
-    assert (demo.optimizer.kind, demo.optimizer.momentum) == ("muon", 0.9)
+    assert (demo.optimizer.kind, demo.optimizer.momentum) == ("muon", 0.9)  # type: ignore[attr-defined]
     file = tmp_path / "own.yaml"
     file.write_text("optimizer: {lr: 1e-6}\nphases: [{duration: 1B tokens}, {duration: 5}]\n")
     recipe = read_recipe(file, ["phases.1.length=64"])
@@ -83,7 +85,7 @@ BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"run: {{seed: {[0] * 5000}}}", "run.seed is [0, 0, 0"),
     ],
 )
-def test_files_that_are_not_recipes(tmp_path, text, message):
+def test_files_that_are_not_recipes(tmp_path: Path, text: Any, message: Any) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(RecipeError) as error:
@@ -93,12 +95,12 @@ def test_files_that_are_not_recipes(tmp_path, text, message):
     assert len(str(error.value).removeprefix(str(file))) < 500
 
 
-def test_an_unknown_name_lists_those_that_come_along():
+def test_an_unknown_name_lists_those_that_come_along() -> None:
     with pytest.raises(RecipeError, match=r"modernbert is neither a file .*did you mean 'modernbert-base'.*neobert"):
         read_recipe("modernbert")
 
 
-def test_plain_values_and_back():
+def test_plain_values_and_back() -> None:
     for name in recipe_names():
         recipe = read_recipe(name)
         assert read_section(Recipe, json.loads(recipe.model_dump_json()), name) == recipe
@@ -114,12 +116,12 @@ def test_plain_values_and_back():
         ("1 step", Amount(1, "steps")),
     ],
 )
-def test_amounts(text, amount):
+def test_amounts(text: Any, amount: Any) -> None:
     assert Amount.read(text) == amount
     assert Amount.read(str(amount)) == amount
 
 
-def test_the_schema_command_prints_a_schema():
+def test_the_schema_command_prints_a_schema() -> None:
     result = CliRunner().invoke(app, ["schema"])
     schema = json.loads(result.stdout)
     assert schema["additionalProperties"] is False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +24,12 @@ NAMES = ["bert", "demo", "masked-diffusion", "modernbert-base", "neobert", "ngpt
 PARAMETERS = {"modernbert-base": 149_655_232, "bert": 110_106_428}
 
 
-def test_every_recipe_is_listed():
+def test_every_recipe_is_listed() -> None:
     assert recipe_names() == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_builds_its_model_and_its_schedule(name):
+def test_a_recipe_builds_its_model_and_its_schedule(name: Any) -> None:
     recipe = read_recipe(name)
     assert recipe.name == name
     assert recipe.description
@@ -42,19 +44,19 @@ def test_a_recipe_builds_its_model_and_its_schedule(name):
     assert all(0 < rate <= max(phase.peak for phase in table.phases) for rate in rates)
 
 
-def test_berts_pretraining_model_has_the_size_of_transformers():
+def test_berts_pretraining_model_has_the_size_of_transformers() -> None:
     from transformers import BertConfig, BertForPreTraining
 
     with torch.device("meta"):
         assert BertForPreTraining(BertConfig()).num_parameters() == PARAMETERS["bert"]
 
 
-def test_the_demo_is_what_a_recipe_is_by_default():
+def test_the_demo_is_what_a_recipe_is_by_default() -> None:
     assert read_recipe("demo").model_copy(update={"description": ""}) == Recipe()
     assert read_recipe() == read_recipe("demo")
 
 
-def test_bert_is_as_published():
+def test_bert_is_as_published() -> None:
     recipe = read_recipe("bert")
     table = TrainingPlan(recipe)
     assert table.total_steps == 1_000_000
@@ -71,7 +73,7 @@ def test_bert_is_as_published():
     assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ([0.9, 0.999], 0.01)
 
 
-def test_modernbert_is_as_published():
+def test_modernbert_is_as_published() -> None:
     recipe = read_recipe("modernbert-base")
     table = TrainingPlan(recipe)
     first, second, third = table.phases
@@ -99,7 +101,7 @@ def test_modernbert_is_as_published():
     assert (config.attention_output_dropout, config.mlp_output_dropout, config.init_kind) == (0.1, 0.0, "megatron")
 
 
-def test_neobert_is_as_published():
+def test_neobert_is_as_published() -> None:
     recipe = read_recipe("neobert")
     table = TrainingPlan(recipe)
     first, second = table.phases
@@ -117,7 +119,7 @@ def test_neobert_is_as_published():
     assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.clip) == ([0.9, 0.95], 1e-8, 1.0)
 
 
-def test_the_ngpt_recipe_renormalises_and_needs_no_decay():
+def test_the_ngpt_recipe_renormalises_and_needs_no_decay() -> None:
     recipe = read_recipe("ngpt")
     config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
     assert config.ngpt
@@ -129,7 +131,7 @@ def test_the_ngpt_recipe_renormalises_and_needs_no_decay():
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Documents of one to sixty sentences, so that there are long ones for a phase that wants them."""
     file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     sentences = ["the cat sat on the mat.", "a dog ran home.", "my aunt sings at night.", "it rains in the town."]
@@ -141,7 +143,7 @@ def texts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_made_small_trains_and_its_model_opens(name, texts, tmp_path):
+def test_a_recipe_made_small_trains_and_its_model_opens(name: Any, texts: Any, tmp_path: Path) -> None:
     recipe = read_recipe(name)
     sources = [
         {"name": source.name, "files": [str(texts)], "min_tokens": source.min_tokens // 16}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,14 +36,14 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with dropout that nothing has stopped."""
     folder = tmp_path_factory.mktemp("straight")
     train(folder, dropout=0.1)
     return folder
 
 
-def test_killed_at_random_moments_and_during_saves(tmp_path):
+def test_killed_at_random_moments_and_during_saves(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), "12"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -53,7 +54,7 @@ def test_killed_at_random_moments_and_during_saves(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_a_second_start_continues(tmp_path, straight, number):
+def test_a_signal_saves_and_a_second_start_continues(tmp_path: Path, straight: Any, number: Any) -> None:
     trainer = make_trainer(tmp_path, dropout=0.1)
 
     def send() -> None:
@@ -72,7 +73,9 @@ def test_a_signal_saves_and_a_second_start_continues(tmp_path, straight, number)
     assert_same_run(tmp_path, straight)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, straight, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    tmp_path: Path, straight: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, dropout=0.1)
     newest = last_checkpoint(tmp_path)
     weights = newest / "model.safetensors"
@@ -87,7 +90,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, straigh
     assert_same_run(tmp_path, straight)
 
 
-def test_accumulation_may_change_in_mid_run(tmp_path):
+def test_accumulation_may_change_in_mid_run(tmp_path: Path) -> None:
     """Another split of the batches gives other roundings, and nothing else."""
     train(tmp_path / "whole")
     state = train(tmp_path / "split", "phases.0.duration=24", "run.micro_batch_tokens=64").state
@@ -100,7 +103,7 @@ def test_accumulation_may_change_in_mid_run(tmp_path):
     assert len(split) == 24
 
 
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path, straight):
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path, straight: Any) -> None:
     train(tmp_path, dropout=0.1)
     newest = last_checkpoint(tmp_path)
     (newest / "complete.json").unlink()
@@ -110,7 +113,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path, straight):
     assert_same_run(tmp_path, straight)
 
 
-def test_state_is_plain_json(straight):
+def test_state_is_plain_json(straight: Any) -> None:
     state = json.loads((last_checkpoint(straight) / "state.json").read_text())
     assert state["step"] == 24
     assert state["random"] == {"seed": 0, "step": 24}

@@ -1,6 +1,7 @@
 """Learning rates by their formulas, and the steps of a run by counting."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,23 +19,23 @@ def rates(*overrides: str) -> list[float]:
     return [table.at(step).learning_rate for step in range(table.total_steps)]
 
 
-def test_constant():
+def test_constant() -> None:
     assert rates("schedule={kind: constant, warmup: 4}") == [0.25, 0.5, 0.75] + [1.0] * 97
 
 
-def test_linear_to_a_share():
+def test_linear_to_a_share() -> None:
     expected = [min((step + 1) / 10, 1 - 0.8 * max(step - 10, 0) / 90) for step in range(100)]
     assert rates("schedule={kind: linear, warmup: 10%, final: 0.2}") == pytest.approx(expected)
 
 
-def test_cosine_that_ends_early():
+def test_cosine_that_ends_early() -> None:
     """NeoBERT: to a tenth at nine tenths of the run."""
     expected = [0.1 + 0.9 * (1 + math.cos(math.pi * min(step, 90) / 90)) / 2 for step in range(100)]
     assert rates("schedule={kind: cosine, final: 0.1, until: 90%}") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", ["linear", "sqrt"])
-def test_wsd(shape):
+def test_wsd(shape: Any) -> None:
     def fall(done: float) -> float:
         return 1 - (math.sqrt(done) if shape == "sqrt" else done)
 
@@ -42,12 +43,12 @@ def test_wsd(shape):
     assert rates(f"schedule={{kind: wsd, warmup: 5, decay: 20 steps, shape: {shape}}}") == pytest.approx(expected)
 
 
-def test_by_tokens_as_by_steps_where_batches_are_equal():
+def test_by_tokens_as_by_steps_where_batches_are_equal() -> None:
     by_steps = rates("schedule={kind: linear, warmup: 10}")
     assert rates("schedule={kind: linear, warmup: 20480 tokens}") == pytest.approx(by_steps)
 
 
-def test_warm_up_by_tokens_follows_a_growing_batch():
+def test_warm_up_by_tokens_follows_a_growing_batch() -> None:
     found = rates(
         "schedule={kind: constant, warmup: 2560 tokens}",
         "phases=[{duration: 20, length: 128, batch_tokens: 512, batch_warmup: {start: 128, over: 4 steps}}]",
@@ -57,7 +58,7 @@ def test_warm_up_by_tokens_follows_a_growing_batch():
     assert found == pytest.approx([min(1.0, done / 2560) for done in tokens])
 
 
-def test_one_schedule_spans_phases_and_a_phase_may_have_its_own():
+def test_one_schedule_spans_phases_and_a_phase_may_have_its_own() -> None:
     phases = "phases=[{duration: 60}, {duration: 20, lr: 0.5, schedule: {kind: constant}}, {duration: 40, lr: 1}]"
     found = rates("schedule={kind: linear}", phases)
     assert found[:60] == pytest.approx([1 - step / 100 for step in range(60)])
@@ -65,7 +66,7 @@ def test_one_schedule_spans_phases_and_a_phase_may_have_its_own():
     assert found[80:] == pytest.approx([1 - step / 100 for step in range(60, 100)])
 
 
-def test_phases_take_over_what_they_do_not_say():
+def test_phases_take_over_what_they_do_not_say() -> None:
     table = TrainingPlan(
         read_recipe(
             None, ["phases=[{duration: 3, length: 64, batch_tokens: 640, mask_rate: 0.4}, {duration: 1280 tokens}]"]
@@ -85,7 +86,7 @@ def test_phases_take_over_what_they_do_not_say():
     over=st.sampled_from([Amount(7, "steps"), Amount(3000, "tokens"), Amount(50, "%")]),
     duration=st.sampled_from([Amount(23, "steps"), Amount(9999, "tokens")]),
 )
-def test_batches_count_as_a_loop_does(rows, start, over, duration):
+def test_batches_count_as_a_loop_does(rows: Any, start: Any, over: Any, duration: Any) -> None:
     start = min(start, rows)
     batches = BatchPlan(16, rows, duration, BatchWarmup(start=start * 16, over=over))
     sizes = [batches.rows_at(step) for step in range(batches.steps)]
@@ -103,6 +104,6 @@ def test_batches_count_as_a_loop_does(rows, start, over, duration):
         assert len(sizes) == 23
 
 
-def test_a_batch_smaller_than_a_row_is_refused():
+def test_a_batch_smaller_than_a_row_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"phases\.0: batch_tokens is 100, less than one row of length 128"):
         TrainingPlan(read_recipe(None, ["phases=[{duration: 1, length: 128, batch_tokens: 100}]"]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from bertblocks.training.trackers import get_trackers
 CONFIG = {"name": "tiny", "optimizer": {"lr": 1e-3}}
 
 
-def test_tensorboard_reads_what_was_logged(tmp_path):
+def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -35,7 +37,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path):
     assert logged() == [(1, 9.0), (2, 8.0), (3, 5.0)]
 
 
-def test_trackio_keeps_what_was_logged(tmp_path, monkeypatch):
+def test_trackio_keeps_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
@@ -52,8 +54,9 @@ def test_trackio_keeps_what_was_logged(tmp_path, monkeypatch):
 class Run:
     """What wandb.init returns, as far as it is used."""
 
-    def __init__(self, **options) -> None:
-        self.options, self.lines, self.finished = options, [], False
+    def __init__(self, **options: Any) -> None:
+        self.options, self.finished = options, False
+        self.lines: list[tuple[int, dict]] = []
 
     def log(self, metrics: dict, step: int) -> None:
         self.lines.append((step, metrics))
@@ -62,14 +65,16 @@ class Run:
         self.finished = True
 
 
-def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(tmp_path, monkeypatch):
+def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: list[Run] = []
 
-    def init(**options) -> Run:
+    def init(**options: Any) -> Run:
         runs.append(Run(**options))
         return runs[-1]
 
-    module = types.ModuleType("wandb")
+    module: Any = types.ModuleType("wandb")
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
     for folder in ("a", "a", "b"):
@@ -85,13 +90,13 @@ def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(tmp_path, m
     assert first == second != other
 
 
-def test_a_missing_package_is_named_before_training(tmp_path, monkeypatch):
+def test_a_missing_package_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"trackers needs wandb, .*pip install 'bertblocks\[trackers\]'"):
         get_trackers(["wandb"], tmp_path, "tiny")
 
 
-def test_nothing_is_imported_that_is_not_asked_for(tmp_path):
+def test_nothing_is_imported_that_is_not_asked_for(tmp_path: Path) -> None:
     import subprocess
 
     code = "import sys, bertblocks.training.trackers; print({'tensorboard', 'wandb', 'trackio'} & set(sys.modules))"
