@@ -18,7 +18,7 @@ test: $(INSTALLED)
 tests: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
-# heavy checks: presets at full size, long texts
+# heavy checks: presets at full size, long texts, kills, several processes
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow
 

@@ -48,6 +48,7 @@ def test_packed_rows_match_torch(choice: Any) -> None:
     assert_same_gradients(gradients, model)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(
     configs(),

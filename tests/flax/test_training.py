@@ -122,6 +122,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_two_devices_match_one() -> None:
     environment = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-c", TWO_DEVICES]

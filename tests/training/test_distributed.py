@@ -93,6 +93,7 @@ def test_a_sharded_run_continues_alone(folder: Any, tmp_path: Path) -> None:
     assert_same(sharded, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
     """torchrun ends and restarts all processes when one dies; they find the checkpoint by themselves."""
     train(tmp_path / "alone")

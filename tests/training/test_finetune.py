@@ -318,6 +318,7 @@ def test_finetune_works_outside_the_main_thread(base: Any, files: Any, tmp_path:
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights(base: Any, files: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
     command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
@@ -345,7 +346,7 @@ def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
         finetune(task, base, files / file, output=out / task, **options)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_learn_as_one_does(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
     """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
     pooled = tmp_path / "pooled"

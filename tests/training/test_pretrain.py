@@ -104,6 +104,7 @@ def test_from_texts_to_a_model(recipe: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
 
 
+@pytest.mark.slow
 def test_torchrun_with_shards_gives_the_same_model(recipe: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bertblocks"]
     options = ["run.parallel=fsdp", "run.precision=fp32", "run.ema=0.9", "phases.0.duration=6"]
