@@ -46,12 +46,11 @@ tasks: $(INSTALLED)
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
 
-# --no-compile: Python compiles the modules that are imported, which are few
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@
