@@ -27,6 +27,41 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return pad_ids(ragged_ids(LENGTHS))
 
 
+# ---------------------------------------------------------------------- a new RoPE theta
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_rope_theta": 20.0, "local_attention": True, "layer_types": ["global", "local", "global"]},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}},
+        {"num_hidden_groups": 1},
+        {"layer_overrides": {1: {"rope_theta": 30.0}, 2: {"block_pos_enc_kind": "alibi"}}},
+    ],
+    ids=["local layers", "scaled", "shared layers", "overrides"],
+)
+def test_set_rope_theta_equals_a_model_built_with_that_theta(options: Any) -> None:
+    options = {"block_pos_enc_kind": "rope", "local_rope_theta": 100.0, **options}
+    model = BertBlocksForMaskedLM(tiny_config(rope_theta=100.0, **options)).eval()
+    built = BertBlocksForMaskedLM(tiny_config(rope_theta=5000.0, **options)).eval()
+    built.load_state_dict(model.state_dict())
+    ids, mask = batch()
+    before = model(ids, attention_mask=mask).logits
+    model.set_rope_theta(5000)
+    after = model(ids, attention_mask=mask).logits
+    assert torch.equal(after, built(ids, attention_mask=mask).logits)
+    assert not torch.allclose(after, before, atol=1e-3)
+    assert model.config.to_dict() == built.config.to_dict()
+
+
+def test_set_rope_theta_leaves_the_model_unchanged_when_it_raises() -> None:
+    for kind, theta, message in (("alibi", 500.0, "no global layer with RoPE"), ("rope", 0.0, "larger than 0")):
+        model = BertBlocksModel(tiny_config(block_pos_enc_kind=kind, rope_theta=100.0))
+        with pytest.raises(ValueError, match=message):
+            model.set_rope_theta(theta)
+        assert model.config.rope_theta == 100.0
+
+
 # ---------------------------------------------------------------------- input
 
 

@@ -16,6 +16,7 @@ from bertblocks.models.heads import find_fresh_heads, is_head_tensor
 from bertblocks.models.initialization import init_module
 from bertblocks.models.quantization import MIN_COSINE, quantize, replace_layers
 from bertblocks.nn.linear import Linear
+from bertblocks.nn.position import RotaryPosition
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,6 +124,34 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         if model.config.quantization is not None:
             model.requires_grad_(False)  # loading creates new parameters
         return (model, info) if want_info else model
+
+    def set_rope_theta(self, theta: float) -> None:
+        """Changes the RoPE theta of the global layers, for training on longer texts; local layers keep theirs.
+
+        A global layer whose theta is in `layer_overrides` keeps it, too.
+
+        Example:
+            >>> from bertblocks import BertBlocksModel
+            >>> model = BertBlocksModel(BertBlocksConfig.from_preset("mini", block_pos_enc_kind="rope"))
+            >>> model.set_rope_theta(160_000)
+            >>> model.config.rope_theta, model.encoder.layers[0].attention.position.theta
+            (160000.0, 160000.0)
+        """
+        config, encoder = self.config, self.base_model.encoder
+        positions = {}
+        for group, layer in enumerate(encoder.layers):
+            index, position = encoder.order.index(group), layer.attention.position
+            if isinstance(position, RotaryPosition) and config.layer_types[index] == "global":
+                positions[index] = position
+        if not theta > 0:
+            raise ValueError(f"rope_theta is {theta}; it must be larger than 0.")
+        if not positions:
+            raise ValueError(f"Cannot set rope_theta to {theta:g}: the model has no global layer with RoPE.")
+        local_theta = config.local_rope_theta
+        config.rope_theta = float(theta)
+        config.local_rope_theta = local_theta  # it would follow the global theta otherwise
+        for index, position in positions.items():
+            position.theta = config.for_layer(index).rope_theta
 
     @torch.no_grad()
     def renormalize_weights(self) -> None:

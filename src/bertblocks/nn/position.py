@@ -223,9 +223,8 @@ class RotaryPosition(BlockPosition):
         self.interleaved = interleaved
         self.scaling = scaling
         self.max_positions = max_positions
-        scaling_key = json.dumps(scaling, sort_keys=True)
         self.frequency_dtype = frequency_dtype
-        self._memo_key = ("rope", self.rotary_dim, theta, scaling_key, max_positions, frequency_dtype, interleaved)
+        self._scaling_key = json.dumps(scaling, sort_keys=True)
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> RotaryPosition:
@@ -286,7 +285,8 @@ class RotaryPosition(BlockPosition):
             cos = cos.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((cos, cos), dim=-1)
             return cos[:, None], sin[:, None]
 
-        return layout.memo(self._memo_key, compute)
+        settings = (self.rotary_dim, self.theta, self._scaling_key, self.max_positions, self.frequency_dtype)
+        return layout.memo(("rope", *settings, self.interleaved), compute)
 
     def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         cos, sin = self.tables(layout)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
-from bertblocks.nn.position import RotaryPosition, get_block_position
 from bertblocks.objectives import Objective
 from bertblocks.training.held_out import HeldOutEvaluator
 from bertblocks.training.task import TrainingTask
@@ -78,7 +77,7 @@ class PretrainingTask(TrainingTask):
     def before_step(self, model: Any, step: int) -> None:
         theta = self.plan.at(step).phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
-            set_rope_theta(model, theta)
+            model.set_rope_theta(theta)
 
     def step_info(self, step: int) -> dict[str, Any]:
         planned = self.plan.at(step)
@@ -87,20 +86,3 @@ class PretrainingTask(TrainingTask):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {} if self.held_out is None else self.held_out.evaluate(model)
-
-
-def set_rope_theta(model: Any, theta: float) -> None:
-    """Gives the global layers of a live model a new RoPE theta. Local layers keep theirs."""
-    config, encoder = model.config, model.base_model.encoder
-    local_theta = config.local_rope_theta
-    config.rope_theta = theta
-    config.local_rope_theta = local_theta  # it would follow the global theta otherwise
-    has_changed = False
-    for group, layer in enumerate(encoder.layers):
-        index, attention = encoder.order.index(group), layer.attention
-        if isinstance(attention.position, RotaryPosition) and config.layer_types[index] == "global":
-            attention.position = get_block_position(config.for_layer(index), is_local=False)
-            attention.pattern = replace(attention.pattern, position=attention.position)
-            has_changed = True
-    if not has_changed:
-        raise ValueError(f"A phase sets rope_theta to {theta:g}, but the model has no global layer with RoPE.")
