@@ -6,14 +6,13 @@ last. A process that dies at any moment leaves the previous checkpoint intact, a
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertblocks.core.storage import checksum, flush_folder, flush_tree, list_files, write_json
+from bertblocks.core.storage import checksum, flush_folder, flush_tree, list_files, read_json, write_json
 
 MARKER = "complete.json"
 STATE = "state.json"
@@ -106,7 +105,7 @@ class CheckpointFolder:
 def verify_checkpoint(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        marker = read_json(path / MARKER)
         checksums = dict(marker["sha256"])
     except FileNotFoundError:
         return f"is incomplete: it has no {MARKER}"

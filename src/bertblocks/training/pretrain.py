@@ -17,6 +17,7 @@ from bertblocks.core.storage import atomic_entries, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.pretraining import write_pretraining_report
+from bertblocks.text.tokenizers import save_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
@@ -108,7 +109,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     )
 
     def write_extras(target: Path) -> None:
-        corpus.tokenizer.save_pretrained(target)
+        save_tokenizer(corpus.tokenizer, target)
         write_json(target / RECIPE, recipe.model_dump(mode="json"))
 
     trainer = Trainer(
@@ -192,7 +193,7 @@ def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizer
     """Writes a model and its tokenizer atomically, replacing an earlier version of the run."""
     with atomic_entries(folder.parent) as scratch:
         snapshot.write_model(scratch / folder.name)
-        tokenizer.save_pretrained(scratch / folder.name)
+        save_tokenizer(tokenizer, scratch / folder.name)
 
 
 def run_folder(recipe: Recipe) -> RunFolder:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertblocks.core.storage import PARTIAL, list_files, lock_folder, move_entries, remove_partial, write_json
+from bertblocks.core.storage import (
+    PARTIAL,
+    list_files,
+    lock_folder,
+    move_entries,
+    read_json,
+    remove_partial,
+    write_json,
+)
 
 
 class RunFolderError(ValueError):
@@ -72,12 +79,11 @@ class RunFolder:
         names = sorted(entry.name for entry in self.path.iterdir())
         return next((name for name in names if not name.endswith(PARTIAL)), None)
 
-    def _read_request(self) -> Any:
-        path = self.path / self.request_name
+    def _read_request(self) -> dict[str, Any]:
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return read_json(self.path / self.request_name)
         except ValueError as error:
-            raise RunFolderError(f"{path} is not valid JSON ({error}); {self.remedy}.") from error
+            raise RunFolderError(f"{str(error).removesuffix('.')}; {self.remedy}.") from error
 
 
 def differences(

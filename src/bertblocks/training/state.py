@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
-from bertblocks.core.storage import write_json
+from bertblocks.core.storage import read_json, write_json
 from bertblocks.training.checkpoints import STATE
 from bertblocks.training.distributed import copy_full, reshard, shard_like, to_full
 from bertblocks.training.ema import WeightAverage
@@ -55,7 +54,7 @@ class TrainState:
 
     @classmethod
     def read(cls, path: Path) -> TrainState:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         best = values.pop("best")
         return cls(**values, best=None if best is None else BestEvaluation(**best))
 
