@@ -136,15 +136,17 @@ def flush_tree(folder: Path) -> None:
         flush_folder(path)
 
 
-def lock_folder(folder: Path) -> int:
-    """Creates a folder and locks it for this process; raises `BlockingIOError` if another process holds the lock.
+def lock_folder(folder: Path, wait: bool = False) -> int:
+    """Creates a folder and locks it for this process.
+
+    If another process holds the lock, waits for it or raises `BlockingIOError`.
 
     Returns a descriptor. The lock ends when it is closed, or with the process, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
         raise

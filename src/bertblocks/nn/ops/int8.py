@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import shlex
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bertblocks.core.c_library import CompileError, compiled_library
 from bertblocks.core.cpu import cpu_flags
 
 SOURCE = Path(__file__).with_name("int8.c")
@@ -29,6 +24,7 @@ CPU_FLAGS = {
     "avx512vl": "-mavx512vl",
     "avx512_vnni": "-mavx512vnni",
 }
+OPTIONS = ["-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values()]
 #: The memory order of a matrix: panels of this many outputs, four inputs at a time.
 PANEL, QUAD = 32, 4
 #: The kernel's codes for activations.
@@ -103,11 +99,12 @@ class Kernel:
 @functools.cache
 def find_kernel() -> Kernel | KernelError:
     """Return the kernel, or the reason why there is none."""
+    if missing := CPU_FLAGS.keys() - cpu_flags():
+        return KernelError(f"this CPU has no {', '.join(sorted(missing))}")
     try:
-        return Kernel(_compiled())
-    except KernelError as error:
-        return error
-    except OSError as error:  # the library cannot be loaded, for example because OpenMP is missing
+        with compiled_library(SOURCE, OPTIONS) as path:
+            return Kernel(path)
+    except (CompileError, OSError) as error:  # an OSError if the library needs another one, such as OpenMP's
         return KernelError(str(error))
 
 
@@ -123,50 +120,3 @@ def describe() -> str:
     if isinstance(kernel, Kernel):
         return f"int8: C kernel, AVX512-VNNI, {threads}"
     return f"int8: torch, {threads} (no C kernel: {kernel})"
-
-
-# ---------------------------------------------------------------------- compiling
-
-
-def _compiled() -> Path:
-    """Return the library's path, compiling it if it is not cached."""
-    if missing := CPU_FLAGS.keys() - cpu_flags():
-        raise KernelError(f"this CPU has no {', '.join(sorted(missing))}")
-    source = SOURCE.read_bytes()
-    reasons = []
-    for compiler in _compilers():
-        command = [*compiler, "-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values()]
-        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
-        key = hashlib.sha256(b"\0".join([source, version, " ".join(command).encode()])).hexdigest()[:20]
-        folder = _cache_folder()
-        path = folder / f"int8-{key}.so"
-        if path.is_file():
-            return path
-        # compile to a temporary name: several processes may compile at once, and none may see half a file
-        handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
-        os.close(handle)
-        done = subprocess.run([*command, str(SOURCE), "-o", scratch, "-lm"], capture_output=True, check=False)
-        if done.returncode == 0:
-            os.replace(scratch, path)
-            return path
-        os.unlink(scratch)
-        reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
-    raise KernelError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
-
-
-def _compilers() -> list[list[str]]:
-    """Return the compilers to try, beginning with the one that CC names."""
-    named = shlex.split(os.environ.get("CC", ""))
-    return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
-
-
-def _cache_folder() -> Path:
-    """Return a folder that only this user can write to, or a temporary one for this process."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(root) / "bertblocks"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        folder = Path("/nonexistent")
-    is_ours = folder.is_dir() and folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK)
-    return folder if is_ours else Path(tempfile.mkdtemp(prefix="bertblocks-"))

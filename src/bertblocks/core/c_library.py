@@ -1,0 +1,130 @@
+"""C sources, compiled at first use and cached in a folder that only this user can write to.
+
+Loading a library runs its code, so a cached one must be ours and undamaged: the folder and the file belong to this user
+and nobody else can write to them, and the file ends with the SHA-256 of everything before it. The system's loader
+ignores these last bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bertblocks.core.storage import PARTIAL, atomic_file, lock_folder, remove_partial
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class CompileError(RuntimeError):
+    """Says why a source cannot be compiled here."""
+
+
+@contextlib.contextmanager
+def compiled_library(source: Path, options: Sequence[str]) -> Iterator[Path]:
+    """The path of the library, which is valid inside the block; it is compiled unless an intact copy is cached."""
+    names = {f"{source.stem}-{_key(source, compiler, options)}.so": compiler for compiler in find_compilers()}
+    for folder in _cache_folders():
+        try:
+            path = _find_or_compile(source, options, names, folder)
+        except OSError:  # a file system that is full, read-only, or does not lock
+            continue
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="bertblocks-") as scratch:
+        yield _compile(source, options, names, Path(scratch))
+
+
+def find_compilers() -> list[list[str]]:
+    """Return the compilers to try, beginning with the one that CC names."""
+    named = shlex.split(os.environ.get("CC", ""))
+    return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
+
+
+def _key(source: Path, compiler: list[str], options: Sequence[str]) -> str:
+    """Everything that the library depends on, as part of its file name."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    command = " ".join([*compiler, *options]).encode()
+    return hashlib.sha256(b"\0".join([source.read_bytes(), version, command])).hexdigest()[:20]
+
+
+def _find_or_compile(source: Path, options: Sequence[str], names: dict[str, list[str]], folder: Path) -> Path:
+    """Return the library from a cache folder. Of several processes one compiles, and the others wait."""
+    lock = lock_folder(folder, wait=True)
+    try:
+        for name in names:
+            if is_intact(folder / name):
+                return folder / name
+        remove_partial(folder)
+        return _compile(source, options, names, folder)
+    finally:
+        os.close(lock)
+
+
+def _compile(source: Path, options: Sequence[str], names: dict[str, list[str]], folder: Path) -> Path:
+    """Compile with the first compiler that succeeds."""
+    reasons = []
+    for name, compiler in names.items():
+        # the compiler's own temporary files go here too, so that a killed process leaves nothing elsewhere
+        with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:
+            library = Path(scratch, "library.so")
+            done = subprocess.run(
+                [*compiler, *options, str(source), "-o", str(library), "-lm"],
+                capture_output=True,
+                check=False,
+                env={**os.environ, "TMPDIR": scratch},
+            )
+            if done.returncode == 0:
+                content = library.read_bytes()
+                with atomic_file(folder / name) as file:
+                    file.write(content + hashlib.sha256(content).digest())
+                return folder / name
+        reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
+    raise CompileError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
+
+
+def is_intact(path: Path) -> bool:
+    """True if this user wrote the file, nobody else can change it, and its checksum is right."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode) or not _is_private(path):
+            return False
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
+
+
+def _cache_folders() -> Iterator[Path]:
+    """The safe ones among the user's cache folder and, if there is none, a folder of this user for temporary files."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    for folder in (Path(root, "bertblocks"), Path(tempfile.gettempdir(), f"bertblocks-{os.geteuid()}")):
+        if folder.is_absolute():
+            with contextlib.suppress(OSError):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if is_safe_folder(folder):
+                    yield folder
+
+
+def is_safe_folder(folder: Path) -> bool:
+    """True if only this user can change the folder's entries or put another folder in its place."""
+    if folder.is_symlink() or not folder.is_dir() or not _is_private(folder):
+        return False
+    for parent in folder.resolve().parents:
+        status = parent.stat()
+        is_shared = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.geteuid()) or is_shared:
+            return False
+    return True
+
+
+def _is_private(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
