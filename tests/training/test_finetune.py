@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -419,6 +421,42 @@ def test_nothing_is_replaced_before_everything_is_read(base: Any, files: Any, tm
     finetune("classify", base, train, output=tmp_path / "new", label="label", epochs=0.5)
     with pytest.raises(ValueError, match="max_length is 5000; the model reads at most"):
         finetune("classify", base, train, output=tmp_path / "long", max_length=5000)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"files": 3}'])
+def test_damaged_results_are_one_sentence_before_training(base: Any, files: Any, tmp_path: Path, content: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "finetune.json").write_text("{}")
+    (out / "results.json").write_text(content)
+    code, text = run_cli("classify", "--model", base, "--train", files / "classify.csv", "--output", out, "--overwrite")
+    assert code == 1
+    assert re.fullmatch(r"bertblocks: .*results\.json( |:).*\.", text.splitlines()[-1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["finetune.json", "report.html", "results.json"])
+def test_a_full_disk_is_one_sentence_and_the_run_resumes(
+    base: Any, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.startswith(f".{name}-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    out = tmp_path / "out"
+    arguments = ("classify", "--model", base, "--train", files / "classify.csv", "--output", out, "epochs=0.2")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        code, text = run_cli(*arguments)
+    assert code == 1
+    assert text.splitlines()[-1] == (
+        f"bertblocks: {out}: the disk is full; free some space and run the same command again."
+    )
+    assert not (out / "results.json").exists()
+    assert run_cli(*arguments)[0] == 0
 
 
 def test_another_request_in_a_folder_names_the_key(base: Any, files: Any, tmp_path: Path) -> None:

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from bertblocks.checkpoints.save import save_huggingface, save_model
+from bertblocks.config.validation import ConfigError
+from bertblocks.core.storage import atomic_entries
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.tokenizers import save_tokenizer
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
@@ -51,6 +56,8 @@ class FineTuneTask(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     #: The longest training sequence, unless the settings give one.
     default_length: ClassVar[int] = 512
+    #: Whether the loss compares the examples of a batch with each other, so that every batch must be full.
+    compares_examples: ClassVar[bool] = False
     #: How token vectors are pooled, for tasks that make embeddings.
     pooling: str = "mean"
 
@@ -84,6 +91,14 @@ class FineTuneTask(ABC):
         """Returns the config keys that follow from the examples, such as the labels."""
         return {}
 
+    def use_model(self, model: Any, pooling: str) -> None:
+        """Takes what follows from the model that training starts from; `pooling` is that of its embeddings."""
+        return
+
+    def check(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> None:
+        """Raises an error if a held-out example cannot be evaluated."""
+        return
+
     @abstractmethod
     def features(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> list[Any]:
         """Converts examples to the items that batches are made of."""
@@ -99,6 +114,15 @@ class FineTuneTask(ABC):
     @abstractmethod
     def evaluate(self, predictor: Predictor, examples: Sequence[Any]) -> Evaluated:
         """Scores a model's predictions on the examples."""
+
+    def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """Writes a model in the format of a family that transformers reads, or else in BertBlocks' own format."""
+        with atomic_entries(folder) as scratch:
+            try:
+                save_huggingface(model, scratch)
+            except ConfigError:
+                save_model(model, scratch)
+            save_tokenizer(tokenizer, scratch)
 
     def given_columns(self, *roles: str) -> dict[str, str]:
         """Returns the columns that the settings name, by role."""

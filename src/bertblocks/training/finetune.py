@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -66,9 +67,9 @@ def finetune(
     world = join(chosen.device)
     console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_main))
     request = _request(task, model, train, eval, chosen, None if overwrite else folder)
-    if task == "embed" and chosen.batch_size % world.size:
+    if TASKS[task].compares_examples and chosen.batch_size % world.size:
         raise ValueError(
-            f"batch_size is {chosen.batch_size}; embed compares the texts of all {world.size} processes, which need "
+            f"batch_size is {chosen.batch_size}; {task} compares the texts of all {world.size} processes, which need "
             f"equal shares: it must be a multiple of {world.size}."
         )
     work_folder = _work_folder(folder, request, overwrite)
@@ -89,6 +90,10 @@ def finetune(
             if runs[-1].signal is not None:
                 return replace(runs[-1], folder=folder)
         result = runs[0] if len(runs) == 1 else _summarize(runs, work_folder, world)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(f"{work_folder}: the disk is full; free some space and run the same command again.") from error
     finally:
         claim.release()
     if work_folder != folder:
@@ -159,15 +164,23 @@ def _work_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> P
     for key in ("model", "train", "eval"):
         if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
             raise RunFolderError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
+    _previous_files(folder)  # raises an error now instead of after the training
     digest = blake2b(json.dumps(request, sort_keys=True).encode(), digest_size=4).hexdigest()
     return folder.with_name(f".{folder.name}.{digest}.new")
 
 
 def _replace_previous(folder: Path, work_folder: Path) -> None:
     """Moves a finished run to its final folder and deletes the files that the previous run there wrote."""
+    replace_run(folder, work_folder, _previous_files(folder), last=RESULTS)
+
+
+def _previous_files(folder: Path) -> list[str]:
+    """The files that the finished run in a folder recorded as its own."""
     results = folder / RESULTS
-    previous = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
-    replace_run(folder, work_folder, previous.get("files", []), last=RESULTS)
+    files = read_json(results).get("files", []) if results.is_file() else []
+    if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+        raise ValueError(f"{results}: files must be a list of names.")
+    return files
 
 
 def _summarize(runs: Sequence[FinetuneResult], folder: Path, world: World) -> FinetuneResult:

@@ -11,18 +11,11 @@ import torch
 from rich.console import Console
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_huggingface, save_model
-from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
-from bertblocks.config.validation import ConfigError
-from bertblocks.core.storage import atomic_entries, write_json
-from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.core.storage import write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.reports.finetuning import write_finetuning_report
-from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
-from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.training.distributed import World
@@ -79,17 +72,13 @@ class FinetuneRun:
         torch.manual_seed(settings.seed)
         start = load_starting_model(source, task)
         model, tokenizer = start.model, start.tokenizer
-        if isinstance(task, EmbedTask):
-            task.pooling = task.settings.pooling or start.pooling
-            if model.pooler is not None:
-                model.pooler.requires_grad_(False)  # embeddings do not use it
+        task.use_model(model, start.pooling)
         if (settings.max_length or 0) > start.max_length:
             raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
         max_length = settings.max_length or min(task.default_length, start.usual_length)
         self.console.print(f"Tokenizing {len(examples):,} examples.")
         features = task.features(examples, TextTokenizer(tokenizer), max_length)
-        if isinstance(task, AnswerTask):
-            task.features(held_out, TextTokenizer(tokenizer), max_length)  # finds questions that are too long
+        task.check(held_out, TextTokenizer(tokenizer), max_length)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
         self.source = source
@@ -168,11 +157,7 @@ class FinetuneRun:
         training.tokenizer.model_max_length = training.max_length  # users of the model get the length of training
         merge = getattr(trained, "merge_and_unload", None)
         model: Any = merge() if merge is not None else trained
-        if isinstance(self.task, EmbedTask):
-            settings = EmbeddingSettings(self.task.pooling, training.max_length)
-            save_embedder(model, self.folder, training.tokenizer, settings)
-        else:
-            write_model(self.folder, model, training.tokenizer)
+        self.task.save(model, self.folder, training.tokenizer, training.max_length)
         write_finetuning_report(
             self.folder,
             f"Fine-tuning: {self.name}",
@@ -183,16 +168,6 @@ class FinetuneRun:
             note=". ".join(self.task.notes),
         )
         write_results(result)
-
-
-def write_model(folder: Path, model: BertBlocksPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes a model in the format of a family that transformers reads, or else in BertBlocks' own format."""
-    with atomic_entries(folder) as scratch:
-        try:
-            save_huggingface(model, scratch)
-        except ConfigError:
-            save_model(model, scratch)
-        tokenizer.save_pretrained(scratch)
 
 
 def write_results(result: FinetuneResult) -> None:

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, permute
 from bertblocks.tasks.base import Evaluated, FineTuneTask
-from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.tables import DataError
@@ -43,7 +42,7 @@ class SupervisedTask(TrainingTask):
         # every batch is full: the texts of an embedding batch are each other's negatives
         self.batch_size = min(settings.batch_size, len(features))
         steps = epochs * len(features) / self.batch_size
-        self.total_steps = max(1, math.floor(steps) if isinstance(task, EmbedTask) else math.ceil(steps - 1e-9))
+        self.total_steps = max(1, math.floor(steps) if task.compares_examples else math.ceil(steps - 1e-9))
         self.steps_per_evaluation = max(1, round(len(features) / self.batch_size) // settings.evaluations_per_epoch)
         self.schedule = _schedule(settings)
 

@@ -44,6 +44,9 @@ class AnswerTask(FineTuneTask):
     def group(self, example: Question) -> str:
         return example.context
 
+    def check(self, examples: Sequence[Question], tokenizer: TextTokenizer, max_length: int) -> None:
+        self.features(examples, tokenizer, max_length)  # finds questions that are too long
+
     def features(self, examples: Sequence[Question], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:
         """Splits passages into windows `stride` tokens apart; the targets are the answer's first and last token.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
+from transformers import PreTrainedTokenizerBase
 
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.nn.head import pool
 from bertblocks.nn.layout import SequenceLayout
@@ -47,6 +49,7 @@ class EmbedTask(FineTuneTask):
     packages = ("scipy",)
     model_task = "base"
     default_length = 256
+    compares_examples = True
 
     def __init__(self, settings: EmbedSettings) -> None:
         super().__init__(settings)
@@ -76,6 +79,11 @@ class EmbedTask(FineTuneTask):
                 low, high = self.scale
                 self.notes.append(f"scores from {low:g} to {high:g} are scaled to cosines from 0 to 1")
         return examples
+
+    def use_model(self, model: Any, pooling: str) -> None:
+        self.pooling = self.settings.pooling or pooling
+        if model.pooler is not None:
+            model.pooler.requires_grad_(False)  # embeddings do not use it
 
     def features(
         self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
@@ -123,6 +131,9 @@ class EmbedTask(FineTuneTask):
             low, high = self.scale
             return F.mse_loss(similarities, (scores - low) / (high - low))
         return cosent(gather(similarities), gather(scores))
+
+    def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        save_embedder(model, folder, tokenizer, EmbeddingSettings(self.pooling, max_length))
 
     def evaluate(self, predictor: Predictor, examples: Sequence[EmbeddingExample]) -> Evaluated:
         """Computes the correlation with the scores or, for pairs, how well first texts retrieve their second texts."""
