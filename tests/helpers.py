@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +38,27 @@ def tiny_config(**options: Any) -> BertBlocksConfig:
         "classifier_dropout": 0.0,
     }
     return BertBlocksConfig(**{**defaults, **options})
+
+
+@contextlib.contextmanager
+def expect_log(pattern: str | None) -> Iterator[None]:
+    """Fails unless the block logs a warning of `bertblocks` that matches, or with None, if it logs any warning."""
+    messages: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logger, handler = logging.getLogger("bertblocks"), Collect(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+    if pattern is None:
+        assert not messages
+    else:
+        assert any(re.search(pattern, message) for message in messages), messages
 
 
 def ragged_ids(lengths: list[int], vocab_size: int = 60, seed: int = 1) -> list[Tensor]:

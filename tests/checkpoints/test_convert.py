@@ -23,6 +23,7 @@ from bertblocks.cli.main import app
 from bertblocks.training.checkpoints import MARKER, STATE
 from bertblocks.training.state import EMA, OPTIMIZER
 from tests.checkpoints.family_cases import FAMILY_CASES
+from tests.helpers import expect_log
 
 NATIVE = [name for name, family in FAMILIES.items() if family.in_transformers]
 
@@ -293,7 +294,7 @@ def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path:
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "2_Dense").mkdir()
     (tmp_path / "theirs" / "2_Dense" / "pytorch_model.bin").touch()
-    with pytest.warns(UserWarning, match="2_Dense/pytorch_model.bin is a pickle and was not copied"):
+    with expect_log("2_Dense/pytorch_model.bin is a pickle and was not copied"):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours" / "2_Dense").exists()
 
@@ -377,7 +378,7 @@ def test_load_opens_any_folder(tmp_path: Path) -> None:
     again, _ = bertblocks.load(tmp_path / "ours")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
     for folder in ("theirs", "ours"):
-        with pytest.warns(UserWarning, match=r"has no .*tagger.*: newly initialized, must be trained"):
+        with expect_log(r"has no .*tagger.*: newly initialized, must be trained"):
             bertblocks.load(tmp_path / folder, task="token-classification")
     with pytest.raises(ValueError, match=r"task is 'masked_lm'; it must be one of .*did you mean 'masked-lm'"):
         bertblocks.load(tmp_path / "ours", task="masked_lm")
@@ -427,7 +428,7 @@ def test_caches_and_training_checkpoints_are_not_copied(tmp_path: Path) -> None:
         path = tmp_path / "theirs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    with pytest.warns(UserWarning, match=r"checkpoint-500/optimizer\.bin is a pickle and was not copied"):
+    with expect_log(r"checkpoint-500/optimizer\.bin is a pickle and was not copied"):
         done = convert(tmp_path / "theirs", tmp_path / "ours")
     assert done.carried == ["1_Pooling/config.json", "README.md", "special_tokens_map.json"]
     assert not (tmp_path / "ours" / "checkpoints").exists()
@@ -447,7 +448,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs" / "notes").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "theirs" / "README.md").write_text("inside")
     (tmp_path / "theirs" / "CARD.md").symlink_to("README.md")
-    with pytest.warns(UserWarning, match=r"vocab\.txt links to a file outside .* and was not copied"):
+    with expect_log(r"vocab\.txt links to a file outside .* and was not copied"):
         done = convert(tmp_path / "theirs", tmp_path / "ours")
     assert set(done.carried) == {"1_Pooling/config.json", "CARD.md", "README.md", "special_tokens_map.json"}
     assert not any("private" in path.read_text(errors="ignore") for path in (tmp_path / "ours").rglob("*.txt"))

@@ -1,7 +1,6 @@
 """BERT and ModernBERT against transformers' own models with the same weights, in both directions."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import BertConfig, ModernBertConfig
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
 from bertblocks.checkpoints.families import FAMILIES, read_config
 from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
-from tests.helpers import pad_ids, ragged_ids
+from tests.helpers import expect_log, pad_ids, ragged_ids
 
 #: Past the window of 128, on both sides of its edges.
 LENGTHS = [300, 129, 65, 64, 1]
@@ -330,8 +329,7 @@ def save(folder: Path, name: str, task: str, **options: Any) -> Any:
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_a_folder_is_read_with_its_task(tmp_path: Path, name: Any, task: Any) -> None:
     theirs = save(tmp_path, name, task)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with expect_log(None):
         ours = from_huggingface(tmp_path)
     ids, mask = batch([20, 7])
     with torch.no_grad():
@@ -341,7 +339,7 @@ def test_a_folder_is_read_with_its_task(tmp_path: Path, name: Any, task: Any) ->
 
 def test_a_missing_head_is_made_fresh_and_named(tmp_path: Path) -> None:
     theirs = save(tmp_path, "bert", "masked-lm")
-    with pytest.warns(UserWarning, match=r"has no classifier, model.pooler: newly initialized"):
+    with expect_log(r"has no classifier, model.pooler: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.model.embedding.token.weight, theirs.bert.embeddings.word_embeddings.weight)
     assert all(torch.isfinite(p).all() and not p.is_meta for p in ours.parameters())
@@ -351,7 +349,7 @@ def test_a_missing_head_is_made_fresh_and_named(tmp_path: Path) -> None:
 def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path: Path) -> None:
     reference("bert", "base").bfloat16().save_pretrained(tmp_path)
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
-        with pytest.warns(UserWarning, match="newly initialized"):
+        with expect_log("newly initialized"):
             ours = from_huggingface(tmp_path, task="masked-lm", dtype=dtype)
         assert {parameter.dtype for parameter in ours.parameters()} == {expected}
         assert ours(torch.tensor([[1, 2]])).logits.dtype == expected
@@ -359,7 +357,7 @@ def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path:
 
 def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path: Path) -> None:
     theirs = save(tmp_path, "modernbert", "masked-lm")
-    with pytest.warns(UserWarning, match=r"has no classifier: newly initialized"):
+    with expect_log(r"has no classifier: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
 

@@ -14,7 +14,7 @@ from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_hugg
 from bertblocks.analysis import build, count_parameters
 from bertblocks.checkpoints.families import read_config
 from tests.checkpoints.family_cases import FAMILY_CASES
-from tests.helpers import pad_ids, ragged_ids
+from tests.helpers import expect_log, pad_ids, ragged_ids
 
 #: As published: google/electra-small-discriminator, albert/albert-base-v2.
 ELECTRA_SMALL = {"hidden_size": 256, "embedding_size": 128, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -124,10 +124,10 @@ def compare(ours: Any, theirs: Any, key: str, their_key: str) -> None:
 def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_path: Path) -> None:
     theirs = transformers.ElectraForPreTraining(FAMILY_CASES["electra"].make_config()).eval()
     theirs.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"also has discriminator_predictions\..*, which this model does not use"):
+    with expect_log(r"also has discriminator_predictions\..*, which this model does not use"):
         ours = from_huggingface(tmp_path)
     compare(ours, theirs.electra, "last_hidden_state", "last_hidden_state")
-    with pytest.warns(UserWarning, match="has no classifier, classifier_head: newly initialized"):
+    with expect_log("has no classifier, classifier_head: newly initialized"):
         from_huggingface(tmp_path, task="sequence-classification")
 
 
@@ -136,7 +136,7 @@ def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path: Path
     theirs.save_pretrained(tmp_path)
     compare(from_huggingface(tmp_path), theirs, "logits", "prediction_logits")
     # the pooler that was trained for sentence order starts a classifier
-    with pytest.warns(UserWarning, match="has no classifier: newly initialized"):
+    with expect_log("has no classifier: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert torch.equal(ours.model.pooler.dense.weight, theirs.albert.pooler.weight)
 

@@ -26,7 +26,7 @@ from bertblocks.checkpoints.families.family import RUNTIME_KEYS
 from bertblocks.checkpoints.families.neobert import NEOBERT, read_yaml_config
 from bertblocks.checkpoints.save import save_huggingface
 from bertblocks.config.validation import own_keys
-from tests.helpers import pad_ids, ragged_ids
+from tests.helpers import expect_log, pad_ids, ragged_ids
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FORK, LEARNED, NGPT, OFFICIAL = NAMES = [
@@ -260,7 +260,7 @@ def test_a_sequence_classifier(tmp_path: Path, name: Any) -> None:
 
 
 def test_a_classifier_from_a_masked_lm_is_fresh() -> None:
-    with pytest.warns(UserWarning, match="has no classifier, classifier_head: newly initialized"):
+    with expect_log("has no classifier, classifier_head: newly initialized"):
         model = from_huggingface(FOLDER / OFFICIAL, task="sequence-classification")
     assert torch.isfinite(model(torch.tensor([[5, 6]])).logits).all()
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
 from bertblocks.checkpoints.families import FAMILIES, read_config
 from tests.checkpoints.family_cases import FAMILY_CASES
-from tests.helpers import ragged_ids
+from tests.helpers import expect_log, ragged_ids
 
 ROBERTAS = ["roberta", "xlm-roberta", "camembert", "roberta-prelayernorm"]
 NAMES = [*ROBERTAS, "megatron-bert"]
@@ -208,7 +208,7 @@ def test_published_megatron_bert_with_its_next_sentence_head(tmp_path: Path) -> 
 
 def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path: Path) -> None:
     reference("roberta", "masked-lm").save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"has no classifier, classifier_head: newly initialized"):
+    with expect_log(r"has no classifier, classifier_head: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
     assert ours.model.pooler is None
     assert ours.classifier_head.dense.weight.std() > 0

@@ -1,7 +1,6 @@
 """Loading reads the head that a checkpoint holds, never invents one, and reports what it found."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bertblocks.checkpoints.load import load_trained, load_with_report
 from bertblocks.checkpoints.quantize import quantize_folder
 from bertblocks.cli.main import app
 from tests.checkpoints.family_cases import FAMILY_CASES
-from tests.helpers import tiny_config
+from tests.helpers import expect_log, tiny_config
 from tests.small_tokenizers import wrap
 
 
@@ -35,7 +34,7 @@ def headless(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless: Any) -> None:
-    with pytest.warns(UserWarning, match="names a masked-lm model but has no masked-lm head; it was read as base"):
+    with expect_log("names a masked-lm model but has no masked-lm head; it was read as base"):
         model, _ = bertblocks.load(headless)
     assert type(model) is BertBlocksModel
     _, report = load_with_report(headless)
@@ -43,7 +42,7 @@ def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless: 
 
 
 def test_convert_proves_such_a_checkpoint_as_an_encoder(headless: Any, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="read as base"):
+    with expect_log("read as base"):
         done = bertblocks.convert(headless, tmp_path / "ours")
     assert done.task == "base"
     assert {difference.output for difference in done.differences} == {"last_hidden_state", "pooler_output"}
@@ -55,7 +54,7 @@ def test_convert_proves_such_a_checkpoint_as_an_encoder(headless: Any, tmp_path:
 
 
 def test_no_command_writes_a_head_that_was_never_trained(headless: Any, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="read as base"):
+    with expect_log("read as base"):
         assert quantize_folder(headless, tmp_path / "int8", min_cosine=0.0).task == "base"
     assert not any("decoder" in name for name in load_file(tmp_path / "int8" / "model.safetensors"))
     for command in ("convert", "quantize"):
@@ -90,7 +89,7 @@ def test_a_pretraining_checkpoint_without_its_order_head_is_a_masked_lm(tmp_path
 
 def test_filling_masks_without_a_head_is_an_error(headless: Any) -> None:
     tokenizer = wrap("wordpiece")
-    with pytest.warns(UserWarning, match="read as base"):
+    with expect_log("read as base"):
         predictor = Predictor(headless, tokenizer)
     with pytest.raises(ValueError, match="fill_mask needs a model with a masked-lm head"):
         predictor.fill_mask([f"plain {tokenizer.mask_token}"])
@@ -120,10 +119,9 @@ def test_a_stored_copy_of_a_tied_decoder_is_not_called_unread(tmp_path: Path) ->
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
     tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
     save_file(tensors, weights, metadata={"format": "pt"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with expect_log(None):
         bertblocks.load(tmp_path / "bert")
     tensors["cls.predictions.decoder.weight"] += 1.0
     save_file(tensors, weights, metadata={"format": "pt"})
-    with pytest.warns(UserWarning, match=r"also has cls\.predictions, which this model does not use"):
+    with expect_log(r"also has cls\.predictions, which this model does not use"):
         bertblocks.load(tmp_path / "bert")

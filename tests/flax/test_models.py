@@ -19,7 +19,7 @@ from bertblocks.flax.inputs import Inputs, Options
 from bertblocks.flax.models.base import _run
 from bertblocks.models import TASK_MODELS
 from tests.flax.helpers import assert_near, segments_of
-from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
+from tests.helpers import EDGE_LENGTHS, expect_log, pad_ids, ragged_ids, tiny_config
 from tests.nn.test_matrix import pack_rows
 
 SEQUENCES = ragged_ids(EDGE_LENGTHS)
@@ -243,7 +243,7 @@ def test_torch_and_jax_read_each_others_files(tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     model.astype(jnp.bfloat16).save_pretrained(tmp_path / "half")
     assert load(tmp_path / "half")[0].dtype == torch.bfloat16
-    with pytest.warns(UserWarning, match="tagger: newly initialized"):
+    with expect_log("tagger: newly initialized"):
         assert ours.load(tmp_path / "flax", task="token-classification")[0].task == "token-classification"
 
 

@@ -21,7 +21,7 @@ from bertblocks import (
     BertBlocksForSequenceClassification,
     BertBlocksModel,
 )
-from tests.helpers import tiny_config
+from tests.helpers import expect_log, tiny_config
 
 #: Tensors of the masked-LM head; the weight of the tied decoder is the embeddings'.
 MLM_HEAD = {"head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias", "decoder.bias"}
@@ -56,7 +56,7 @@ def test_a_tied_language_model_starts_from_an_encoder(
 
 
 def test_load_starts_a_language_model_with_a_warning(encoder: Any, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="decoder, head"):
+    with expect_log("decoder, head"):
         model, _ = bertblocks.load(tmp_path, task="masked-lm")
     assert torch.equal(model.model.embedding.token.weight, encoder.embedding.token.weight)
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConf
 
 import bertblocks
 from bertblocks import BertBlocksForMaskedLM, BertBlocksForPreTraining, from_huggingface
-from tests.helpers import pad_ids, ragged_ids, tiny_config
+from tests.helpers import expect_log, pad_ids, ragged_ids, tiny_config
 
 
 def labelled(seed: int = 3) -> dict[str, torch.Tensor]:
@@ -112,7 +112,7 @@ def test_the_checkpoint_loads_for_both_tasks(tmp_path: Path, options: Any) -> No
 def test_a_masked_lm_checkpoint_gets_a_fresh_order_head(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config())
     model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="newly initialized, must be trained"):
+    with expect_log("newly initialized, must be trained"):
         two_headed, _ = bertblocks.load(tmp_path, task="pretraining")
     assert torch.equal(two_headed.head.dense.weight, model.head.dense.weight)
     assert two_headed.order.weight.std() > 0

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import json
-import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -189,10 +188,8 @@ def test_other_feed_forward_networks_have_quantized_matrices(path: Any) -> None:
 
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_every_family_and_head(name: Any, task: Any, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        theirs = reference(name, task)
-        model = from_huggingface(theirs)
+    theirs = reference(name, task)
+    model = from_huggingface(theirs)
     assert_near_and_kept(model, theirs, tmp_path)
 
 

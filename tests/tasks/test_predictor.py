@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.text.alignment import words_of
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.windows import cut_windows
+from tests.helpers import expect_log
 from tests.small_tokenizers import wrap
 from tests.text.test_alignment import NASTY
 
@@ -537,10 +537,11 @@ def test_a_missing_head_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
             getattr(predictor, method)(["plain"])
     with pytest.raises(ValueError, match="answer needs a model with a question-answering head"):
         predictor.answer([("a", "b")])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ValueError, match=r"has no trained sequence-classification head: it lacks classifier"):
-            Predictor(folder, task="sequence-classification")
+    with (
+        expect_log(None),
+        pytest.raises(ValueError, match=r"has no trained sequence-classification head: it lacks classifier"),
+    ):
+        Predictor(folder, task="sequence-classification")
 
 
 def test_wrong_settings_are_rejected(tokenizer: Any) -> None:

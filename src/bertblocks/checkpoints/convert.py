@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from bertblocks.checkpoints.load import OWN, load_trained
 from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
+from bertblocks.core.log import logger, quiet_transformers
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
@@ -101,7 +101,7 @@ def convert(
     model, report = load_trained(
         folder, task, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share)
     )
-    report.warn(with_unread=task is None, stacklevel=2)
+    report.log(with_unread=task is None)
     config, task = model.config, report.task
     with atomic_folder(target) as scratch:
         target_family, refusal = _write(
@@ -161,9 +161,9 @@ def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_toke
         if not path.is_file() or _is_replaced(name) or (target / name).exists():
             continue
         if path.suffix == ".bin" and not allow_pickle:
-            warnings.warn(f"{name} is a pickle and was not copied.", stacklevel=3)
+            logger.warning(f"{name} is a pickle and was not copied.")
         elif not _is_inside(path, source):
-            warnings.warn(f"{name} links to a file outside {source} and was not copied.", stacklevel=3)
+            logger.warning(f"{name} links to a file outside {source} and was not copied.")
         elif not _is_dropped(source, name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name)
@@ -208,9 +208,10 @@ def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
     has_safetensors = any(folder.glob("*.safetensors"))
     try:
         # without an explicit choice, the config could name a kernel to download
-        return model_class.from_pretrained(
-            folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
-        )
+        with quiet_transformers():
+            return model_class.from_pretrained(
+                folder, dtype="auto", use_safetensors=has_safetensors, attn_implementation="eager"
+            )
     except UNEXPECTED as error:
         raise ValueError(f"transformers cannot open {folder}: {first_line(error)}.") from error
 

@@ -36,8 +36,9 @@ def from_huggingface(
 
     `task` is base, masked-lm, pretraining, sequence-classification, token-classification or question-answering. By
     default it is the task of the source. If the source lacks the head of a task that you ask for, the head is
-    initialized, with a warning. Weights keep their precision unless you give a `dtype`; half precision is several times
-    slower than fp32 on most CPUs. Pickled weights need `allow_pickle`, which reads tensors and never runs code.
+    initialized, and a warning is logged. Weights keep their precision unless you give a `dtype`; half precision is
+    several times slower than fp32 on most CPUs. Pickled weights need `allow_pickle`, which reads tensors and never runs
+    code.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -46,7 +47,7 @@ def from_huggingface(
         'BertBlocksModel'
     """
     model, report = read_model(source, task, dtype, allow_pickle)
-    report.warn(with_unread=task is None, stacklevel=2)
+    report.log(with_unread=task is None)
     return model
 
 
@@ -57,7 +58,7 @@ def read_model(
     allow_pickle: bool = False,
     on_share: OnShare = lambda share: None,
 ) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
-    """Does the work of `from_huggingface`, and reports instead of warning."""
+    """Does the work of `from_huggingface`, and returns the report instead of logging it."""
     if isinstance(source, PreTrainedModel):
         config, architecture, label = source.config, type(source).__name__, type(source).__name__
         # clones, so the two models do not share memory

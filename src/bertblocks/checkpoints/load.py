@@ -13,6 +13,7 @@ from bertblocks.checkpoints.files import OnShare, find_checkpoint, read_tensors
 from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line, read_model, smaller_tasks
 from bertblocks.checkpoints.report import LoadReport
 from bertblocks.config import BertBlocksConfig
+from bertblocks.core.log import quiet_transformers
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
@@ -27,8 +28,8 @@ def load(
     """The model and tokenizer of a folder or hub id, in BertBlocks' own format or that of any family it reads.
 
     The model is in evaluation mode. `task` defaults to the checkpoint's: the one that its config names, or base if it
-    lacks that head. If it lacks the head of a task that you ask for, the head is initialized. Both give a warning. The
-    tokenizer is None if the folder has none.
+    lacks that head. If it lacks the head of a task that you ask for, the head is initialized. Both are logged as
+    warnings. The tokenizer is None if the folder has none.
 
     Example:
         >>> import tempfile
@@ -42,7 +43,7 @@ def load(
     """
     folder = find_checkpoint(path_or_id)
     model, report = load_with_report(folder, task, dtype)
-    report.warn(with_unread=task is None, stacklevel=2)
+    report.log(with_unread=task is None)
     return model, load_tokenizer_if_any(folder)
 
 
@@ -89,7 +90,8 @@ def _read_own(
         if candidate == "base" and not has_pooler:
             options["pooler"] = False  # task models do not save it
         try:
-            model, info = TASK_MODELS[candidate].from_pretrained(folder, output_loading_info=True, **options)
+            with quiet_transformers():
+                model, info = TASK_MODELS[candidate].from_pretrained(folder, output_loading_info=True, **options)
         except UNEXPECTED as error:
             raise ValueError(f"{folder} cannot be loaded: {first_line(error)}.") from error
         fresh, unread = _parts(info["missing_keys"]), _parts(info["unexpected_keys"])

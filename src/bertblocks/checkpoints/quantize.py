@@ -86,7 +86,7 @@ def quantize_folder(
         raise ValueError("There are no texts to measure the accuracy on; give at least one.")
     folder = find_source(source, target, allow_pickle)
     model, report = load_trained(folder, task, allow_pickle=allow_pickle)
-    report.warn(with_unread=task is None, stacklevel=2)
+    report.log(with_unread=task is None)
     model = model.float()
     source_bytes = sum(tensor.nbytes for tensor in model.parameters())
     tokenizer = load_tokenizer_if_any(folder)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
+
+from bertblocks.core.log import logger
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,16 @@ class LoadReport:
     #: Parts of the checkpoint that the model does not use.
     unread: tuple[str, ...] = ()
 
-    def warn(self, with_unread: bool, stacklevel: int) -> None:
-        """Issues a warning for every difference; `with_unread` includes the parts that the model does not use."""
+    def log(self, with_unread: bool) -> None:
+        """Logs a warning for every difference; `with_unread` includes the parts that the model does not use."""
         if self.task != self.named_task:
-            warnings.warn(
+            logger.warning(
                 f"{self.source} names a {self.named_task} model but has no {self.named_task} head; "
-                f"it was read as {self.task}.",
-                stacklevel=stacklevel + 1,
+                f"it was read as {self.task}."
             )
         if self.fresh:
-            warnings.warn(
-                f"{self.source} has no {', '.join(self.fresh)}: newly initialized, must be trained before use.",
-                stacklevel=stacklevel + 1,
+            logger.warning(
+                f"{self.source} has no {', '.join(self.fresh)}: newly initialized, must be trained before use."
             )
         if self.unread and with_unread:
-            warnings.warn(
-                f"{self.source} also has {', '.join(self.unread)}, which this model does not use.",
-                stacklevel=stacklevel + 1,
-            )
+            logger.warning(f"{self.source} also has {', '.join(self.unread)}, which this model does not use.")

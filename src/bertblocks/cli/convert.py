@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,15 +52,11 @@ def convert(
             progress.update(bars[step], completed=share)
 
         try:
-            with warnings.catch_warnings(record=True) as notes:
-                warnings.simplefilter("always", UserWarning)
-                done = conversions.convert(
-                    source, target, to, tolerance, allow_pickle=allow_pickle, task=task, on_progress=show
-                )
+            done = conversions.convert(
+                source, target, to, tolerance, allow_pickle=allow_pickle, task=task, on_progress=show
+            )
         except (OSError, ValueError) as error:
             fail(error)
-    for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
-        typer.echo(f"bertblocks: note: {note}", err=True)
     if as_json:
         print_json(asdict(done))
     else:

@@ -8,7 +8,6 @@ import itertools
 import shutil
 import sys
 import typing
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -150,11 +149,7 @@ def _predict(options: PredictOptions, prediction: Prediction) -> None:
         bad = _BadInputs(options.on_error)
         records, total = get_inputs(options, prediction.roles, bad)
         file = _open_output(options, prediction) if options.output else None
-        with warnings.catch_warnings(record=True) as notes:
-            warnings.simplefilter("always", UserWarning)
-            predictor = _open(options)
-        for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
-            logger.warning(note)
+        predictor = _open(options)
         done = file.done if file else 0
         if options.limit is not None:
             total = options.limit if total is None else min(total, options.limit)

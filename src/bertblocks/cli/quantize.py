@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,15 +44,11 @@ def quantize(
     transformers.logging.disable_progress_bar()
     try:
         samples = SAMPLE_TEXTS if texts is None else _read_lines(texts)
-        with warnings.catch_warnings(record=True) as notes:
-            warnings.simplefilter("always", UserWarning)
-            done = quantize_folder(
-                source, target, texts=samples, min_cosine=min_cosine, allow_pickle=allow_pickle, task=task
-            )
+        done = quantize_folder(
+            source, target, texts=samples, min_cosine=min_cosine, allow_pickle=allow_pickle, task=task
+        )
     except (OSError, ValueError) as error:
         fail(error)
-    for note in dict.fromkeys(str(note.message) for note in notes if note.category is UserWarning):
-        typer.echo(f"bertblocks: note: {note}", err=True)
     if as_json:
         print_json(asdict(done))
     else:

@@ -36,7 +36,7 @@ def load(
         _check_task(task)
     folder = find_checkpoint(path_or_id)
     model, report = load_with_report(folder, task)
-    report.warn(with_unread=task is None, stacklevel=2)
+    report.log(with_unread=task is None)
     return from_torch(model, dtype), load_tokenizer_if_any(folder)
 
 

@@ -256,5 +256,5 @@ def _load(
     """Loads the model, tokenizer and settings of a checkpoint; a head that the checkpoint lacks is an error."""
     folder = find_checkpoint(source)
     model, report = load_trained(folder, task)
-    report.warn(with_unread=task is None, stacklevel=4)
+    report.log(with_unread=task is None)
     return model, load_tokenizer_if_any(folder), read_settings(folder)
