@@ -21,7 +21,7 @@ def root() -> None:
 
 @app.command()
 def train(
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist or be empty.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write. It must be new or empty.")],
     files: Files = None,
     dataset: Dataset = None,
     docstrings: Docstrings = False,
