@@ -1,4 +1,4 @@
-"""The config: what it defaults to, what it implies, what it refuses, and how it is kept."""
+"""The config: defaults, implied keys, errors, and saving."""
 
 import json
 import re
@@ -48,7 +48,7 @@ CANONICAL_KEYS = {
 
 
 def test_the_default_is_bert_base() -> None:
-    """As `bert-base-uncased` has it."""
+    """The values of `bert-base-uncased`."""
     config = BertBlocksConfig()
     expected = {
         "vocab_size": 30522,
@@ -91,7 +91,7 @@ def test_the_default_is_bert_base() -> None:
     assert config.model_type == "bertblocks"
 
 
-def test_the_documented_names_are_keys() -> None:
+def test_documented_names_are_config_keys() -> None:
     assert CANONICAL_KEYS <= KEYS
 
 
@@ -139,13 +139,13 @@ def test_the_documented_names_are_keys() -> None:
     ],
     ids=str,
 )
-def test_a_key_that_is_not_given_follows_from_others(options: Any, implied: Any) -> None:
+def test_implied_keys_follow_from_other_keys(options: Any, implied: Any) -> None:
     config = BertBlocksConfig(**options)
     assert {key: getattr(config, key) for key in implied} == implied
 
 
-def test_no_key_is_left_open() -> None:
-    """Every key whose type does not allow null holds a value once the config is made."""
+def test_every_implied_key_gets_a_value() -> None:
+    """Every key whose type excludes None has a value in a built config."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
     optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
     optional |= {"mlm_head_size", "quantization"}
@@ -153,7 +153,7 @@ def test_no_key_is_left_open() -> None:
         assert {key for key in KEYS if getattr(config, key) is None} <= optional
 
 
-# ---------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -166,30 +166,30 @@ def test_no_key_is_left_open() -> None:
         ("atention_backend", "attention_backend"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_name(key: Any, meant: Any) -> None:
-    with pytest.raises(ConfigError) as refusal:
+def test_an_unknown_key_raises_and_suggests_the_nearest(key: Any, meant: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
         BertBlocksConfig(**{key: 17})
-    assert repr(key) in str(refusal.value)
-    assert "17" in str(refusal.value)
-    assert repr(meant) in str(refusal.value)
+    assert repr(key) in str(raised.value)
+    assert "17" in str(raised.value)
+    assert repr(meant) in str(raised.value)
 
 
-def test_an_unknown_key_that_resembles_nothing_is_refused_without_a_guess() -> None:
-    with pytest.raises(ConfigError, match="'zzz'") as refusal:
+def test_an_unknown_key_unlike_any_other_raises_without_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="'zzz'") as raised:
         BertBlocksConfig(zzz=1)
-    assert "did you mean" not in str(refusal.value)
+    assert "did you mean" not in str(raised.value)
 
 
-def test_the_config_of_another_model_type_is_refused() -> None:
+def test_a_config_of_another_model_type_raises() -> None:
     with pytest.raises(ConfigError, match=r"model_type is 'bert'.*'bertblocks'.*from_huggingface"):
         BertBlocksConfig(model_type="bert")
 
 
-def assert_refused(options: dict, key: str, *works: str) -> None:
+def assert_raises(options: dict, key: str, *works: str) -> None:
     """The message names the key, its value and what would work."""
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as raised:
         BertBlocksConfig(**options)
-    message = str(refusal.value)
+    message = str(raised.value)
     named = f"{key} is {options[key]!r}" if key in options else key
     for part in (named, *works):
         assert part in message, f"{part!r} is not in {message!r}"
@@ -224,12 +224,12 @@ def assert_refused(options: dict, key: str, *works: str) -> None:
     ],
     ids=str,
 )
-def test_a_value_of_a_wrong_type_is_refused(key: Any, value: Any, kind: Any) -> None:
-    assert_refused({key: value}, key, kind)
+def test_a_value_of_the_wrong_type_raises(key: Any, value: Any, kind: Any) -> None:
+    assert_raises({key: value}, key, kind)
 
 
-def test_a_wrong_type_in_a_key_that_others_follow_from_is_refused_all_the_same() -> None:
-    assert_refused(
+def test_a_wrong_type_in_a_key_that_implies_others_raises() -> None:
+    assert_raises(
         {"local_attention": True, "global_attention_every_n_layers": "3"}, "global_attention_every_n_layers", "int"
     )
 
@@ -254,8 +254,8 @@ def test_a_wrong_type_in_a_key_that_others_follow_from_is_refused_all_the_same()
         ("problem_type", "classification", ["regression", "single_label_classification"]),
     ],
 )
-def test_a_value_that_is_no_choice_is_refused_with_the_choices(key: Any, value: Any, works: Any) -> None:
-    assert_refused({key: value}, key, *works)
+def test_an_unknown_choice_raises_and_lists_the_choices(key: Any, value: Any, works: Any) -> None:
+    assert_raises({key: value}, key, *works)
 
 
 SIZES = [
@@ -284,8 +284,8 @@ NAN = float("nan")
         *((key, value, "vocabulary of 30522") for key in TOKENS for value in (-1, 30522)),
     ],
 )
-def test_a_number_out_of_range_is_refused(key: Any, value: Any, works: Any) -> None:
-    assert_refused({key: value}, key, works)
+def test_a_number_out_of_range_raises(key: Any, value: Any, works: Any) -> None:
+    assert_raises({key: value}, key, works)
 
 
 @pytest.mark.parametrize(
@@ -431,15 +431,15 @@ def test_a_number_out_of_range_is_refused(key: Any, value: Any, works: Any) -> N
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_combination_that_makes_no_encoder_is_refused(options: Any, key: Any, works: Any) -> None:
-    assert_refused(options, key, *works)
+def test_contradictory_keys_raise(options: Any, key: Any, works: Any) -> None:
+    assert_raises(options, key, *works)
 
 
-def test_the_other_layers_are_checked_when_the_first_has_choices_of_its_own() -> None:
-    assert_refused({"num_kv_heads": 5, "layer_overrides": {0: {"num_kv_heads": 4}}}, "num_kv_heads", "12")
+def test_all_layers_are_checked_if_the_first_has_overrides() -> None:
+    assert_raises({"num_kv_heads": 5, "layer_overrides": {0: {"num_kv_heads": 4}}}, "num_kv_heads", "12")
 
 
-def test_a_later_layer_without_a_pre_norm_is_fine_when_the_first_skips_its_own() -> None:
+def test_a_later_layer_may_lack_a_pre_norm_if_the_first_skips_its_own() -> None:
     config = tiny_config(norm_pos="pre", first_attention_norm=False, layer_overrides={2: {"norm_pos": "post"}})
     layers = BertBlocksModel(config).encoder.layers
     assert isinstance(layers[0].attention_residual.pre_norm, nn.Identity)
@@ -447,7 +447,7 @@ def test_a_later_layer_without_a_pre_norm_is_fine_when_the_first_skips_its_own()
     assert isinstance(layers[2].attention_residual.post_norm, LayerNorm)
 
 
-def test_a_preset_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_preset_raises_and_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'modernbert-bse'.*did you mean 'modernbert-base'.*bert-base"):
         BertBlocksConfig.from_preset("modernbert-bse")
 
@@ -455,14 +455,14 @@ def test_a_preset_that_does_not_exist_is_refused_with_the_nearest() -> None:
 # ---------------------------------------------------------------------- attributes
 
 
-def test_setting_an_unknown_attribute_is_refused() -> None:
+def test_setting_an_unknown_attribute_raises() -> None:
     config = BertBlocksConfig()
     with pytest.raises(ConfigError, match=r"'hidden_sise'.*did you mean 'hidden_size'"):
         config.hidden_sise = 1
     assert not hasattr(config, "hidden_sise")
 
 
-def test_a_bad_value_set_later_is_refused_by_the_model_and_by_saving(tmp_path: Path) -> None:
+def test_a_bad_value_set_later_raises_when_a_model_is_built_or_the_config_saved(tmp_path: Path) -> None:
     config = tiny_config()
     config.norm_fn = "nonsense"
     with pytest.raises(ConfigError, match="norm_fn is 'nonsense'"):
@@ -472,7 +472,7 @@ def test_a_bad_value_set_later_is_refused_by_the_model_and_by_saving(tmp_path: P
     assert not (tmp_path / "config.json").exists()
 
 
-def test_options_given_on_loading_are_read_and_checked_like_any_other(tmp_path: Path) -> None:
+def test_options_of_from_pretrained_are_checked(tmp_path: Path) -> None:
     BertBlocksConfig().save_pretrained(tmp_path)
     assert BertBlocksConfig.from_pretrained(tmp_path, norm_fn="rms").norm_fn == "rms"
     assert BertBlocksConfig.from_pretrained(tmp_path, norm_fn="dynamictanh").norm_fn == "dynamic_tanh"
@@ -484,7 +484,7 @@ def test_options_given_on_loading_are_read_and_checked_like_any_other(tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "meaning"), [("eager", "eager"), ("sdpa", "sdpa"), ("flash_attention_2", "flash")])
-def test_transformers_option_for_kernels_is_read_on_loading(name: Any, meaning: Any, tmp_path: Path) -> None:
+def test_attn_implementation_sets_the_backend_on_loading(name: Any, meaning: Any, tmp_path: Path) -> None:
     BertBlocksConfig().save_pretrained(tmp_path)
     assert BertBlocksConfig.from_pretrained(tmp_path, attn_implementation=name).attention_backend == meaning
 
@@ -527,7 +527,7 @@ def test_an_alias_is_read_and_never_written(
 
 @pytest.mark.parametrize(("alias", "value", "key", "meaning"), [row for row in ALIASES if row[0] != row[2]], ids=str)
 @pytest.mark.parametrize("alias_first", [True, False])
-def test_an_alias_beside_its_name_is_refused(alias_first: Any, alias: Any, value: Any, key: Any, meaning: Any) -> None:
+def test_an_alias_next_to_its_key_raises(alias_first: Any, alias: Any, value: Any, key: Any, meaning: Any) -> None:
     pair = [(alias, value), (key, meaning)]
     with pytest.raises(ConfigError, match=f"'{alias}'.*'{key}'"):
         BertBlocksConfig(**dict(pair if alias_first else reversed(pair)))
@@ -550,7 +550,7 @@ def test_a_layer_override_may_use_an_alias() -> None:
 
 @st.composite
 def valid_options(draw: Any) -> dict:
-    """Options of a config that makes an encoder, each drawn from all that goes together."""
+    """Draws options that are valid together."""
     heads = draw(st.sampled_from([1, 2, 4, 6]))
     layers = draw(st.integers(1, 5))
     is_ngpt = draw(st.booleans())
@@ -615,9 +615,7 @@ def valid_options(draw: Any) -> dict:
 
 @settings(max_examples=50, deadline=None)
 @given(options=valid_options())
-def test_a_config_comes_back_equal_from_its_json_with_every_key_in_it(
-    options: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_config_survives_json_and_lists_every_key(options: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     config = BertBlocksConfig(**options)
     folder = tmp_path_factory.mktemp("config")
     config.save_pretrained(folder)
@@ -655,7 +653,7 @@ def test_labels_survive_the_round_trip(tmp_path: Path) -> None:
     [["global", "local", "local"], ["full_attention", "sliding_attention", "sliding_attention"]],
     ids=["our spelling", "transformers' spelling"],
 )
-def test_layer_types_decide_which_layers_have_windows_and_which_theta(layer_types: Any) -> None:
+def test_layer_types_decide_windows_and_thetas(layer_types: Any) -> None:
     config = tiny_config(
         layer_types=layer_types,
         local_attention=True,
@@ -669,8 +667,8 @@ def test_layer_types_decide_which_layers_have_windows_and_which_theta(layer_type
     assert [attention.position.theta for attention in attentions] == [1000.0, 10.0, 10.0]
 
 
-def test_layer_types_win_over_the_interval() -> None:
-    """As a saved config has both."""
+def test_layer_types_override_global_attention_every_n_layers() -> None:
+    """A saved config contains both."""
     config = tiny_config(
         layer_types=["local", "local", "global"], local_attention=True, global_attention_every_n_layers=2
     )
@@ -717,8 +715,8 @@ def has_override(key: str, layer: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("key", OVERRIDES)
-def test_an_overridden_layer_has_its_own_choice_and_the_others_have_not(key: Any, tmp_path: Path) -> None:
-    """Also when the config comes from JSON, where the layer's number is a string."""
+def test_layer_overrides_change_only_their_layer(key: Any, tmp_path: Path) -> None:
+    """The same holds for JSON, where the number of a layer is a string."""
     value, _ = OVERRIDES[key]
     tiny_config(block_pos_enc_kind="rope", layer_overrides={"1": {key: value}}).save_pretrained(tmp_path)
     config = BertBlocksConfig.from_pretrained(tmp_path)
@@ -794,7 +792,7 @@ def test_every_preset_builds_and_runs_when_made_small(name: Any) -> None:
     assert out.logits.isfinite().all()
 
 
-def test_a_preset_is_changed_by_overrides_and_only_by_them() -> None:
+def test_preset_overrides_change_only_their_keys() -> None:
     plain = BertBlocksConfig.from_preset("modernbert-base")
     changed = BertBlocksConfig.from_preset("modernbert-base", norm_fn="rms", num_hidden_layers=5)
     assert changed.layer_types == ["global", "local", "local", "global", "local"]
@@ -802,8 +800,8 @@ def test_a_preset_is_changed_by_overrides_and_only_by_them() -> None:
     assert differing == {"norm_fn", "num_hidden_layers", "num_hidden_groups", "layer_types"}
 
 
-def test_modernbert_is_as_published() -> None:
-    """The choices in which it differs from BERT, as its paper and its checkpoint's config have them."""
+def test_modernbert_equals_the_published_model() -> None:
+    """The keys that differ from BERT have the values of the paper and of the published config."""
     config = BertBlocksConfig.from_preset("modernbert-base")
     assert config.layer_types == ["global" if index % 3 == 0 else "local" for index in range(22)]
     assert (config.rope_theta, config.local_rope_theta) == (160_000.0, 10_000.0)
@@ -816,12 +814,12 @@ def test_modernbert_is_as_published() -> None:
     assert isinstance(model.model.encoder.layers[0].attention_residual.pre_norm, nn.Identity)
 
 
-# ---------------------------------------------------------------------- a user's own blocks
+# ---------------------------------------------------------------------- registered blocks
 
 
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names registered in a test are gone after it."""
+    """Removes names that a test registers."""
     for registry in (NORMS, ACTIVATIONS, MLPS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, BACKENDS):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
 
@@ -830,7 +828,7 @@ def run(config: BertBlocksConfig) -> torch.Tensor:
     return BertBlocksModel(config).eval()(torch.tensor([[5, 6, 7, 8]])).last_hidden_state[0]
 
 
-def test_a_users_norm_is_used_wherever_the_config_has_a_norm(registries: Any) -> None:
+def test_a_registered_norm_is_used_for_every_norm(registries: Any) -> None:
     @register_norm("constant")
     class Constant(nn.Module):
         def __init__(self, size: int, eps: float, bias: bool) -> None:
@@ -847,7 +845,7 @@ def test_a_users_norm_is_used_wherever_the_config_has_a_norm(registries: Any) ->
     assert {(norm.size, norm.eps, norm.bias) for norm in norms} == {(32, 0.25, False)}
 
 
-def test_a_users_norm_keeps_its_own_start_values(registries: Any) -> None:
+def test_a_registered_norm_keeps_its_initial_values(registries: Any) -> None:
     @register_norm("quiet")
     class QuietNorm(nn.Module):
         def __init__(self, size: int, eps: float, bias: bool) -> None:
@@ -861,7 +859,7 @@ def test_a_users_norm_keeps_its_own_start_values(registries: Any) -> None:
     assert torch.equal(model.embedding.norm.weight, torch.full((32,), 0.125))
 
 
-def test_a_users_activation_is_used_by_the_feed_forward(registries: Any) -> None:
+def test_a_registered_activation_is_used_by_the_feed_forward(registries: Any) -> None:
     @register_activation("nothing")
     class Nothing(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -874,7 +872,7 @@ def test_a_users_activation_is_used_by_the_feed_forward(registries: Any) -> None
     assert run(tiny_config(hidden_act="nothing")).isfinite().all()
 
 
-def test_a_users_mlp_is_built_with_the_configs_numbers(registries: Any) -> None:
+def test_a_registered_mlp_is_built_from_the_config(registries: Any) -> None:
     @register_mlp("doubling")
     class Doubling(MLP):
         def forward(self, x: Any) -> Any:
@@ -887,10 +885,10 @@ def test_a_users_mlp_is_built_with_the_configs_numbers(registries: Any) -> None:
     assert run(config).isfinite().all()
 
 
-def test_a_users_block_position_turns_queries_and_biases_scores(registries: Any) -> None:
+def test_a_registered_block_position_rotates_queries_and_biases_scores(registries: Any) -> None:
     @register_position("neighbours")
     class Neighbours(BlockPosition):
-        """Hides all but the token itself, by a bias."""
+        """A bias that hides every other token."""
 
         has_bias = True
 
@@ -918,7 +916,7 @@ def test_a_users_block_position_turns_queries_and_biases_scores(registries: Any)
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_a_users_embedding_position_is_added_to_the_embeddings(registries: Any) -> None:
+def test_a_registered_embedding_position_is_added_to_the_embeddings(registries: Any) -> None:
     @register_position("counting", level="embedding")
     class Counting(EmbeddingPosition):
         def __init__(self, hidden_size: int) -> None:
@@ -940,7 +938,7 @@ def test_a_users_embedding_position_is_added_to_the_embeddings(registries: Any) 
     torch.testing.assert_close(start, expected)
 
 
-def test_a_users_backend_computes_the_attention_of_every_layer(registries: Any) -> None:
+def test_a_registered_backend_computes_the_attention_of_every_layer(registries: Any) -> None:
     calls = []
 
     @register_backend("nobody")
@@ -965,28 +963,28 @@ def test_a_users_backend_computes_the_attention_of_every_layer(registries: Any) 
     ],
     ids=["norm", "mlp", "block position", "embedding position", "backend"],
 )
-def test_a_taken_name_is_refused(registries: Any, register: Any, taken: Any, key: Any) -> None:
+def test_registering_a_built_in_name_raises(registries: Any, register: Any, taken: Any, key: Any) -> None:
     with pytest.raises(ValueError, match=f"{key}.*'{taken}' is taken"):
         register(taken)(nn.Identity)
 
 
-def test_a_name_is_taken_once_registered(registries: Any) -> None:
+def test_registering_a_name_twice_raises(registries: Any) -> None:
     register_activation("mine")(nn.ReLU)
     with pytest.raises(ValueError, match="'mine' is taken"):
         register_activation("mine")(nn.Tanh)
 
 
-def test_the_name_of_a_transformers_activation_is_taken(registries: Any) -> None:
+def test_registering_the_name_of_a_transformers_activation_raises(registries: Any) -> None:
     with pytest.raises(ValueError, match="'gelu' is taken"):
         register_activation("gelu")(nn.ReLU)
 
 
-def test_a_position_is_registered_at_one_of_two_levels(registries: Any) -> None:
+def test_register_position_rejects_an_unknown_level(registries: Any) -> None:
     with pytest.raises(ValueError, match=r"level is 'layer'.*'block' or 'embedding'"):
         register_position("mine", level="layer")
 
 
-def test_a_name_that_is_not_registered_is_no_choice(registries: Any) -> None:
+def test_an_unregistered_name_raises(registries: Any) -> None:
     with pytest.raises(ConfigError, match="norm_fn is 'constant'"):
         tiny_config(norm_fn="constant")
 
@@ -1009,10 +1007,10 @@ def test_a_name_that_is_not_registered_is_no_choice(registries: Any) -> None:
         ({"mlm_head_act": "relu"}, {"hidden_act": "silu"}, {"mlm_head_act": "relu"}),
     ],
 )
-def test_what_a_changed_key_implies_follows_unless_it_was_set(
+def test_implied_keys_follow_a_changed_key_unless_they_were_set(
     tmp_path: Path, options: Any, change: Any, follows: Any
 ) -> None:
-    """By attribute, on loading, and in a model."""
+    """Applies to attributes, to options of from_pretrained, and to models."""
     config = BertBlocksConfig(**options)
     config.save_pretrained(tmp_path)
     for key, value in change.items():
@@ -1024,7 +1022,7 @@ def test_what_a_changed_key_implies_follows_unless_it_was_set(
         changed.validate()
 
 
-def test_a_value_of_another_type_is_not_even_set() -> None:
+def test_setting_a_value_of_the_wrong_type_raises_and_changes_nothing() -> None:
     config = BertBlocksConfig()
     with pytest.raises(ConfigError, match="hidden_size is 'wide'; it must be of type int"):
         config.hidden_size = "wide"  # type: ignore[assignment]
@@ -1054,13 +1052,13 @@ def test_other_spellings_of_rope_scaling() -> None:
     assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
-def test_names_with_a_meaning_cannot_be_registered() -> None:
+def test_reserved_names_cannot_be_registered() -> None:
     for register, name in ((register_backend, "auto"), (register_position, "none")):
         with pytest.raises(ValueError, match=f"the name '{name}' is taken"):
             register(name)(object)
 
 
-def test_a_saved_config_holds_keys_and_nothing_else() -> None:
+def test_a_saved_config_contains_only_keys() -> None:
     values = BertBlocksConfig().to_dict()
     assert [key for key in values if key.startswith("_")] in ([], ["_name_or_path"])
 

@@ -1,4 +1,4 @@
-"""Backends against the plainest attention there is, and what each refuses."""
+"""Attention backends, tested against a naive implementation, and the errors they raise."""
 
 import itertools
 import sys
@@ -78,7 +78,7 @@ def test_backends_equal_naive_attention(
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend: Any, pattern: Any) -> None:
-    """Padding far from any real token in a local layer, and a row that is padding only."""
+    """Covers padding far from any real token in a local layer, and a row with padding only."""
     mask = torch.zeros(2, 30, dtype=torch.bool)
     mask[0, :3] = True
     layout = SequenceLayout.from_mask(mask, unpad=False)
@@ -92,8 +92,8 @@ def test_a_query_that_sees_no_key_gets_zero_and_no_nan(backend: Any, pattern: An
 
 
 @pytest.mark.parametrize("backend", [SdpaBackend(), CpuBackend()], ids=["sdpa", "cpu"])
-def test_local_layers_of_long_sequences_go_by_blocks(backend: Any) -> None:
-    """No matrix of length x length is made: the largest tensor stays linear in the length."""
+def test_local_layers_compute_long_sequences_in_blocks(backend: Any) -> None:
+    """No `length x length` matrix is built: the largest tensor grows linearly with the length."""
     pattern = AttentionPattern(half_window=64)
     assert not backend.is_banded(65, pattern)
     assert backend.is_banded(4096, pattern)
@@ -108,7 +108,7 @@ def test_local_layers_of_long_sequences_go_by_blocks(backend: Any) -> None:
     assert sizes[1] <= 2.1 * sizes[0]
 
 
-#: Rows of one length: one token, around a block of 3 queries with 4 keys on both sides, and a row alone.
+#: Shapes of rectangles: one token, lengths around a block of 3 queries with 4 keys on both sides, a single row.
 RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 29)]
 
 
@@ -119,7 +119,7 @@ RECTANGLES = [(3, 1), (3, 2), (3, 10), (2, 11), (2, 12), (2, 23), (1, 12), (1, 2
 def test_cpu_backend_equals_eager_on_rectangles(
     rows: Any, length: Any, pattern: Any, together: Any, with_alibi: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forward and gradients, with and without autograd, in double precision."""
+    """Outputs with and without autograd, and gradients, in double precision."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
     monkeypatch.setattr(cpu_module, "LONGEST_ROW", together)
     monkeypatch.setattr(cpu_module, "LONGEST_CHUNK", 20)
@@ -143,7 +143,7 @@ def test_cpu_backend_equals_eager_on_rectangles(
 def test_cpu_backend_equals_eager_on_ragged_sequences(
     pattern: Any, together: Any, with_alibi: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences taken together, alone, around a block and its keys, and none at all; forward and gradients."""
+    """Outputs and gradients of joined sequences, single ones, lengths around a block and its keys, and none at all."""
     monkeypatch.setattr(CpuBackend, "block_size", 3)
     monkeypatch.setattr(cpu_module, "MAX_JOINED_TOKENS", together)
     lengths = torch.tensor([1, 2, 0, 1, 3, 11, 5, 4, 0, 12, 2, 23, 1, 1])
@@ -159,7 +159,7 @@ def test_cpu_backend_equals_eager_on_ragged_sequences(
 
 
 class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers the most numbers that any operation returned."""
+    """Records the size of the largest tensor that any operation returned."""
 
     numel = 0
 
@@ -171,7 +171,7 @@ class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
         return out
 
 
-def test_a_large_bias_is_made_in_chunks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_bias_computed_in_chunks_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layouts([29, 9])["ragged"]
     q, k, v = flat_qkv(38)
     pattern = AttentionPattern(position=ALiBi(HEADS))
@@ -197,12 +197,12 @@ def test_dropout_drops_weights_and_keeps_their_mean(backend: Any, kind: Any) -> 
     assert abs(draws[:, :, 0].mean() - 1) < 5 / (12 * 1600) ** 0.5
 
 
-# ---------------------------------------------------------------------- flash-attn, by its logic
+# ---------------------------------------------------------------------- flash-attn, with its kernel replaced
 
 
 @pytest.fixture
 def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for flash-attn's kernel, made of naive attention, that reads its arguments as the real one does."""
+    """Replaces flash-attn's kernel by naive attention that reads its arguments in the same way."""
     calls = []
 
     def varlen(
@@ -267,7 +267,7 @@ HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
         ({"position": OwnBias()}, "supports no bias except ALiBi, and the layer has OwnBias"),
     ],
 )
-def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(
+def test_flash_raises_for_unsupported_input_and_auto_falls_back_to_sdpa(
     options: Any, reason: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
@@ -280,7 +280,7 @@ def test_flash_refuses_by_name_and_auto_takes_sdpa_instead(
     assert isinstance(get_backend("flash", device, dtype, layout, patterns), FlashBackend)
 
 
-def test_auto_takes_flash_where_everything_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_flash_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
     assert why_not(half_window=4, position=ALiBi(HEADS)) is None
     layout = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
@@ -291,14 +291,14 @@ def test_auto_takes_flash_where_everything_is_there(monkeypatch: pytest.MonkeyPa
     assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), SdpaBackend)
 
 
-def test_flash_asked_for_without_cuda_is_a_clear_error() -> None:
+def test_flash_without_cuda_raises() -> None:
     model = BertBlocksModel(tiny_config(attention_backend="flash"))
     with pytest.raises(ValueError, match="attention_backend is 'flash' but the model is on cpu"):
         model(torch.tensor([[1, 2]]))
 
 
 class Witness(EagerBackend):
-    """Notes in which precision it is asked."""
+    """Records the precision of its inputs."""
 
     def attend(self, q: Any, k: Any, v: Any, context: Any) -> Any:
         self.seen = (q.dtype, k.dtype, v.dtype, torch.is_autocast_enabled("cpu"))
@@ -308,7 +308,7 @@ class Witness(EagerBackend):
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("is_cast", [False, True], ids=["half model", "autocast"])
-def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(
+def test_half_precision_attention_runs_in_fp32_on_cpus_without_matrix_units(
     qk_norm: Any, has_units: Any, is_cast: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_ops, "has_amx", lambda: has_units)
@@ -335,7 +335,7 @@ def test_attention_in_half_precision_is_in_fp32_on_cpus_without_matrix_units(
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("backend", [EagerBackend(), SdpaBackend(), CpuBackend()], ids=["eager", "sdpa", "cpu"])
 def test_nan_and_infinity_stay_in_their_sequence(backend: Any, with_alibi: Any, part: Any, bad: Any) -> None:
-    """Values and gradients of the other sequences are those of each sequence alone."""
+    """Outputs and gradients of the other sequences equal those of each sequence alone."""
     lengths = [3, 2, 2, 4]
     pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else None)
     qkv = dict(zip("qkv", flat_qkv(sum(lengths)), strict=True))
@@ -416,7 +416,7 @@ CAPTURED = [{}, {"mlp_type": "glu", "hidden_act": "silu"}, {"norm_fn": "rms", "b
 
 @pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend: Any, options: Any) -> None:
+def test_an_exported_model_accepts_other_batch_sizes_and_lengths(backend: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0], [12, 13, 0, 0]])
     batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=16)
@@ -433,7 +433,7 @@ def test_an_exported_model_takes_other_batch_sizes_and_lengths(backend: Any, opt
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_a_traced_model_takes_other_masks(backend: Any, options: Any) -> None:
+def test_a_traced_model_accepts_other_masks(backend: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
     model.config.return_dict = False
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])

@@ -1,4 +1,4 @@
-"""Every block against its formula, or against the implementation that defined it."""
+"""Every block, tested against its formula or the implementation that defined it."""
 
 import cmath
 import math
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 def randomize(module: nn.Module) -> nn.Module:
-    """Weights of every parameter away from the ones and zeros that would hide a mistake."""
+    """Draws all parameters at random, because initial ones and zeros would hide mistakes."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.1)
@@ -67,7 +67,7 @@ def rms_formula(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
 
 
 def group_formula(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
-    """Four groups of one token's channels, each by itself."""
+    """Normalizes each of four groups of a token's channels."""
     out = torch.empty_like(x)
     for token in range(x.shape[0]):
         for group in torch.arange(x.shape[1]).chunk(4):
@@ -93,8 +93,8 @@ FORMULAS = {
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("norm_fn", FORMULAS)
-def test_a_norm_is_its_formula(norm_fn: Any, bias: Any) -> None:
-    """An eps so large that it cannot be mislaid."""
+def test_norms_equal_their_formulas(norm_fn: Any, bias: Any) -> None:
+    """Uses an eps so large that leaving it out would show."""
     config = tiny_config(norm_fn=norm_fn, norm_bias=bias, norm_eps=0.3, norm_num_groups=4)
     norm = randomize(get_norm(config))
     assert (norm.bias is not None) == bias
@@ -103,7 +103,7 @@ def test_a_norm_is_its_formula(norm_fn: Any, bias: Any) -> None:
 
 
 @pytest.mark.parametrize("norm_fn", FORMULAS)
-def test_a_norm_starts_at_one_and_zero(norm_fn: Any) -> None:
+def test_norm_weights_start_at_one_and_biases_at_zero(norm_fn: Any) -> None:
     norm = BertBlocksModel(tiny_config(norm_fn=norm_fn)).embedding.norm
     assert torch.equal(norm.weight, torch.ones(32))
     assert torch.equal(norm.bias, torch.zeros(32))
@@ -131,7 +131,7 @@ NORMS_PER_SUBLAYER = {"pre": 1, "post": 1, "pre_and_post": 2, "sandwich": 2, "no
 
 
 def build_block(**options: Any) -> tuple[nn.Module, Tensor, SequenceLayout]:
-    """The second layer of a small encoder, with an input of its own."""
+    """The second layer of a small encoder, and an input for it."""
     return randomize(get_block(tiny_config(**options), 1)), torch.randn(6, 32), one_sequence(6)
 
 
@@ -140,7 +140,7 @@ def attend(block: nn.Module, layout: SequenceLayout) -> Any:
 
 
 @pytest.mark.parametrize("norm_pos", WIRING)
-def test_a_block_wires_its_norms_as_the_config_says(norm_pos: Any) -> None:
+def test_blocks_place_norms_where_norm_pos_says(norm_pos: Any) -> None:
     block, x, layout = build_block(norm_pos=norm_pos)
     wire = WIRING[norm_pos]
     first, second = block.attention_residual, block.mlp_residual
@@ -152,7 +152,7 @@ def test_a_block_wires_its_norms_as_the_config_says(norm_pos: Any) -> None:
 
 
 @pytest.mark.parametrize("norm_pos", WIRING)
-def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos: Any) -> None:
+def test_a_parallel_block_adds_both_sublayers_of_the_same_normalized_input(norm_pos: Any) -> None:
     block, x, layout = build_block(norm_pos=norm_pos, parallel_block=True)
     residual = block.attention_residual
     attention = attend(block, layout)
@@ -162,7 +162,7 @@ def test_a_parallel_block_adds_both_sublayers_of_one_normalised_input(norm_pos: 
     assert len(norms) == NORMS_PER_SUBLAYER[norm_pos]
 
 
-def test_deepnet_scales_its_residual_stream() -> None:
+def test_deepnorm_scales_the_residual_stream() -> None:
     """LayerNorm(alpha x + G(x)) with alpha = (2L)^(1/4)."""
     block, x, layout = build_block(norm_fn="deep", num_hidden_layers=5)
     alpha = (2 * 5) ** 0.25
@@ -172,7 +172,7 @@ def test_deepnet_scales_its_residual_stream() -> None:
 
 
 @pytest.mark.parametrize(("norm_pos", "has_final"), [("pre", True), ("sandwich", True), ("post", False)])
-def test_an_encoder_ends_in_a_norm_where_its_blocks_do_not(norm_pos: Any, has_final: Any) -> None:
+def test_the_encoder_has_a_final_norm_if_its_blocks_do_not_end_with_one(norm_pos: Any, has_final: Any) -> None:
     model = BertBlocksModel(tiny_config(norm_pos=norm_pos, num_hidden_layers=1)).eval()
     randomize(model.encoder)
     ids = torch.tensor([[5, 6, 7]])
@@ -193,8 +193,8 @@ HEADS, KV_HEADS, SIZE = 4, 2, 6
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
 @pytest.mark.parametrize("position", ["none", "rope", "alibi"])
 @torch.no_grad()
-def test_attention_projects_normalises_turns_attends_and_projects(position: Any, qk_norm: Any) -> None:
-    """Rows of `qkv` are Q|K|V; queries and keys are normalized per head, then turned; scores are scaled by d^-1/2."""
+def test_attention_equals_its_steps_written_out(position: Any, qk_norm: Any) -> None:
+    """Rows of `qkv` are Q|K|V; queries and keys are normalized per head, then rotated; scores are scaled by d^-1/2."""
     block, x, layout = build_block(
         num_kv_heads=KV_HEADS, head_dim=SIZE, block_pos_enc_kind=position, qk_norm=qk_norm, norm_eps=0.2
     )
@@ -208,7 +208,7 @@ def test_attention_projects_normalises_turns_attends_and_projects(position: Any,
     if qk_norm:
         q, k = rms_formula(q, attention.query_norm, 0.2), rms_formula(k, attention.key_norm, 0.2)
     if position == "rope":
-        q, k = (turn_half(y, theta=10_000.0) for y in (q, k))
+        q, k = (rotate_halves(y, theta=10_000.0) for y in (q, k))
     slopes = [0.25, 0.0625, 0.015625, 0.00390625] if position == "alibi" else None
     expected = attention.out(naive_attention(q, k, v, SIZE**-0.5, slopes=slopes).flatten(1))
     torch.testing.assert_close(attend(block, layout)(x), expected, atol=1e-5, rtol=1e-5)
@@ -218,7 +218,7 @@ def test_attention_projects_normalises_turns_attends_and_projects(position: Any,
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_an_mlp_is_two_matrices_around_an_activation(activation: Any) -> None:
+def test_mlp_equals_its_formula(activation: Any) -> None:
     mlp = randomize(get_mlp(tiny_config(mlp_type="mlp", hidden_act=activation)))
     x = torch.randn(5, 32)
     up = getattr(F, activation)(x @ mlp.up.weight.T + mlp.up.bias)
@@ -226,7 +226,7 @@ def test_an_mlp_is_two_matrices_around_an_activation(activation: Any) -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
-def test_a_glu_activates_the_first_half(activation: Any) -> None:
+def test_glu_activates_the_first_half_of_its_up_projection(activation: Any) -> None:
     mlp = randomize(get_mlp(tiny_config(mlp_type="glu", hidden_act=activation)))
     x = torch.randn(5, 32)
     first = x @ mlp.up.weight[:24].T + mlp.up.bias[:24]
@@ -236,13 +236,13 @@ def test_a_glu_activates_the_first_half(activation: Any) -> None:
 
 
 @pytest.mark.parametrize("mlp_type", ["mlp", "glu"])
-def test_a_feed_forward_network_has_the_biases_that_the_config_gives_it(mlp_type: Any) -> None:
+def test_feed_forward_biases_follow_the_config(mlp_type: Any) -> None:
     for in_bias, out_bias in ((True, False), (False, True)):
         mlp = get_mlp(tiny_config(mlp_type=mlp_type, mlp_in_bias=in_bias, mlp_out_bias=out_bias))
         assert (mlp.up.bias is not None, mlp.down.bias is not None) == (in_bias, out_bias)
 
 
-def test_an_activation_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_activation_raises_and_suggests_the_nearest() -> None:
     with pytest.raises(KeyError, match="gelu"):
         get_activation("gelo")
 
@@ -251,7 +251,7 @@ def test_an_activation_that_does_not_exist_is_refused_with_the_nearest() -> None
 
 
 class Times(nn.Module):
-    """Stands in for a dropout module, to show where it acts."""
+    """Replaces a dropout module, to show where it acts."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Times(nn.Module):
         return x * self.factor
 
 
-def test_every_dropout_has_the_rate_of_its_key() -> None:
+def test_every_dropout_key_sets_its_own_rate() -> None:
     rates = {
         "embedding_dropout": 0.11,
         "attention_dropout": 0.12,
@@ -288,7 +288,7 @@ def test_every_dropout_has_the_rate_of_its_key() -> None:
         assert model.classifier_head.dropout.p == 0.17
 
 
-def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix() -> None:
+def test_feed_forward_dropouts_come_before_and_after_the_down_projection() -> None:
     mlp = randomize(get_mlp(tiny_config()))
     mlp.dropout, mlp.out_dropout = Times(3.0), Times(5.0)
     x = torch.randn(4, 32)
@@ -296,7 +296,7 @@ def test_the_dropouts_of_a_feed_forward_network_sit_around_its_second_matrix() -
     torch.testing.assert_close(mlp(x), 5.0 * (3.0 * up @ mlp.down.weight.T + mlp.down.bias))
 
 
-def test_the_dropout_of_embeddings_follows_their_norm() -> None:
+def test_embedding_dropout_comes_after_the_norm() -> None:
     embedding = randomize(BertBlocksModel(tiny_config()).embedding)
     embedding.dropout = Times(7.0)
     ids, positions = torch.tensor([5, 6]), torch.tensor([0, 1])
@@ -305,7 +305,7 @@ def test_the_dropout_of_embeddings_follows_their_norm() -> None:
     torch.testing.assert_close(embedding(ids, None, None, positions), expected)
 
 
-def test_attention_drops_weights_in_training_only_and_its_output_after_the_projection() -> None:
+def test_attention_dropout_applies_to_weights_and_to_the_projected_output() -> None:
     block, x, layout = build_block(attention_dropout=0.4)
     block.attention.out_dropout = Times(2.0)
     rates = []
@@ -323,7 +323,7 @@ def test_attention_drops_weights_in_training_only_and_its_output_after_the_proje
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_layer(pooling: Any) -> None:
+def test_classifier_dropouts_come_before_the_dense_and_the_last_layer(pooling: Any) -> None:
     config = tiny_config(classifier_head="dense", classifier_pooling=pooling, classifier_head_norm=True, num_labels=3)
     model = randomize(BertBlocksForSequenceClassification(config))
     model.classifier_head.dropout, model.dropout = Times(3.0), Times(5.0)
@@ -336,11 +336,11 @@ def test_the_dropouts_of_a_classifier_sit_before_its_dense_and_before_its_last_l
     torch.testing.assert_close(model(ids).logits[0], expected, atol=1e-5, rtol=1e-5)
 
 
-# ---------------------------------------------------------------------- positions of embeddings
+# ---------------------------------------------------------------------- embedding positions
 
 
 @pytest.mark.parametrize("size", [8, 7])
-def test_sinusoidal_positions_are_sines_and_cosines_in_turn(size: Any) -> None:
+def test_sinusoidal_positions_equal_their_formula(size: Any) -> None:
     positions = [0, 1, 5, 5000]
     table = SinusoidalPosition(size)(torch.tensor(positions))
     for row, position in enumerate(positions):
@@ -353,8 +353,8 @@ def test_sinusoidal_positions_are_sines_and_cosines_in_turn(size: Any) -> None:
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("offset", [0, 1, 4])
-def test_learned_positions_count_from_their_offset_over_real_tokens(offset: Any, unpad: Any) -> None:
-    """Wherever the padding is. transformers' RoBERTa counts from pad_token_id + 1."""
+def test_learned_positions_start_at_the_offset_and_count_real_tokens(offset: Any, unpad: Any) -> None:
+    """For padding on either side. transformers' RoBERTa counts from pad_token_id + 1."""
     pad = max(offset - 1, 0)
     config = tiny_config(position_offset=offset, pad_token_id=pad, embedding_norm=False, type_vocab_size=0, unpad=unpad)
     model = randomize(BertBlocksModel(config))
@@ -371,7 +371,7 @@ def test_learned_positions_count_from_their_offset_over_real_tokens(offset: Any,
 
 
 @pytest.mark.parametrize("offset", [1, 2])
-def test_the_row_of_padding_before_an_offset_is_zero_at_the_start_and_stays_so(offset: Any) -> None:
+def test_the_padding_row_of_learned_positions_is_zero_and_gets_no_gradient(offset: Any) -> None:
     model = BertBlocksModel(tiny_config(position_offset=offset, pad_token_id=offset - 1))
     table = model.embedding.position.table
     assert torch.equal(table.weight[offset - 1], torch.zeros(32))
@@ -380,7 +380,7 @@ def test_the_row_of_padding_before_an_offset_is_zero_at_the_start_and_stays_so(o
     assert torch.equal(table.weight.grad[offset - 1], torch.zeros(32))
 
 
-def test_a_text_longer_than_its_position_table_is_refused_with_the_room_there_is() -> None:
+def test_a_text_longer_than_the_position_table_raises_and_names_the_limit() -> None:
     model = BertBlocksModel(tiny_config(position_offset=2, pad_token_id=1))
     model(torch.full((1, 62), 5))
     with pytest.raises(ValueError, match=r"63 tokens.*max_position_embeddings = 64.*62"):
@@ -390,28 +390,28 @@ def test_a_text_longer_than_its_position_table_is_refused_with_the_room_there_is
 # ---------------------------------------------------------------------- RoPE
 
 
-def turn_half(x: Tensor, theta: float) -> Tensor:
-    """Pairs (k, k + d/2) of `[tokens, heads, d]`, turned as complex numbers."""
+def rotate_halves(x: Tensor, theta: float) -> Tensor:
+    """Rotates the pairs (k, k + d/2) of `[tokens, heads, d]` as complex numbers."""
     out, half = x.clone(), x.shape[-1] // 2
     for position in range(x.shape[0]):
         for pair in range(half):
             turn = cmath.exp(1j * position / theta ** (2 * pair / x.shape[-1]))
             for head in range(x.shape[1]):
-                turned = complex(x[position, head, pair], x[position, head, pair + half]) * turn
-                out[position, head, pair], out[position, head, pair + half] = turned.real, turned.imag
+                rotated = complex(x[position, head, pair], x[position, head, pair + half]) * turn
+                out[position, head, pair], out[position, head, pair + half] = rotated.real, rotated.imag
     return out
 
 
-def turn_interleaved(x: Tensor, theta: float) -> Tensor:
-    """Pairs (2k, 2k + 1), likewise."""
+def rotate_interleaved(x: Tensor, theta: float) -> Tensor:
+    """Rotates the pairs (2k, 2k + 1) in the same way."""
     order = torch.cat((torch.arange(0, x.shape[-1], 2), torch.arange(1, x.shape[-1], 2)))
     out = torch.empty_like(x)
-    out[..., order] = turn_half(x[..., order], theta)
+    out[..., order] = rotate_halves(x[..., order], theta)
     return out
 
 
 def llama_rotate(q: Tensor, k: Tensor, positions: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """What transformers makes of flat queries and keys of one sequence."""
+    """Rotates the flat queries and keys of one sequence with transformers' Llama."""
     head_dim = q.shape[-1]
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, **options.pop("rope_parameters", {})}
     config = LlamaConfig(
@@ -432,20 +432,20 @@ def random_qk(tokens: int, head_dim: int = 16) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 160_000.0])
-def test_rope_turns_halves_as_transformers_does(theta: Any) -> None:
+def test_rope_equals_transformers(theta: Any) -> None:
     q, k = random_qk(700)  # beyond max_positions: tables are as long as they need to be
-    turned = RotaryPosition(16, theta, max_positions=32).rotate(q, k, one_sequence(700))
+    rotated = RotaryPosition(16, theta, max_positions=32).rotate(q, k, one_sequence(700))
     expected = llama_rotate(q, k, torch.arange(700), rope_parameters={"rope_theta": theta})
-    for ours, theirs in zip(turned, expected, strict=True):
+    for ours, theirs in zip(rotated, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.25])
-def test_rope_turns_the_first_units_pair_by_pair_and_leaves_the_rest(factor: Any, interleaved: Any) -> None:
+def test_partial_interleaved_rope_rotates_pairs_and_leaves_the_rest(factor: Any, interleaved: Any) -> None:
     q, k = random_qk(9)
     rope = RotaryPosition(16, 50.0, partial_factor=factor, interleaved=interleaved)
-    turn, size = turn_interleaved if interleaved else turn_half, int(16 * factor)
+    turn, size = rotate_interleaved if interleaved else rotate_halves, int(16 * factor)
     for ours, x in zip(rope.rotate(q, k, one_sequence(9)), (q, k), strict=True):
         torch.testing.assert_close(ours[..., :size], turn(x[..., :size], 50.0), atol=1e-6, rtol=1e-5)
         assert torch.equal(ours[..., size:], x[..., size:])
@@ -454,21 +454,21 @@ def test_rope_turns_the_first_units_pair_by_pair_and_leaves_the_rest(factor: Any
 def test_rope_restarts_with_every_sequence() -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 4, 4, 9]), (9,))
     q, k = random_qk(9)
-    turned, _ = RotaryPosition(16, 50.0).rotate(q, k, layout)
+    rotated, _ = RotaryPosition(16, 50.0).rotate(q, k, layout)
     torch.testing.assert_close(
-        turned, torch.cat((turn_half(q[:4], 50.0), turn_half(q[4:], 50.0))), atol=1e-6, rtol=1e-5
+        rotated, torch.cat((rotate_halves(q[:4], 50.0), rotate_halves(q[4:], 50.0))), atol=1e-6, rtol=1e-5
     )
 
 
-def test_rope_keeps_its_angles_in_fp32_for_half_precision() -> None:
+def test_rope_angles_are_fp32_for_half_precision_input() -> None:
     q, k = random_qk(3000)
-    turned, _ = RotaryPosition(16, 10_000.0).rotate(q.bfloat16(), k.bfloat16(), one_sequence(3000))
+    rotated, _ = RotaryPosition(16, 10_000.0).rotate(q.bfloat16(), k.bfloat16(), one_sequence(3000))
     precise, _ = llama_rotate(q.bfloat16().float(), k, torch.arange(3000))
-    assert turned.dtype == torch.bfloat16
-    torch.testing.assert_close(turned.float(), precise, atol=1e-5, rtol=2**-8)  # one rounding, at the end
+    assert rotated.dtype == torch.bfloat16
+    torch.testing.assert_close(rotated.float(), precise, atol=1e-5, rtol=2**-8)  # one rounding, at the end
 
 
-def test_layers_with_other_settings_do_not_share_tables() -> None:
+def test_layers_with_different_rope_settings_do_not_share_tables() -> None:
     layout, (q, k) = one_sequence(5), random_qk(5)
     settings = [
         {"theta": 50.0},
@@ -481,7 +481,7 @@ def test_layers_with_other_settings_do_not_share_tables() -> None:
     alone = [RotaryPosition(16, **options).rotate(q, k, one_sequence(5))[0] for options in settings]
     for ours, theirs in zip(together, alone, strict=True):
         assert torch.equal(ours, theirs)
-    assert len({tuple(turned.flatten().tolist()) for turned in together}) == len(settings)
+    assert len({tuple(rotated.flatten().tolist()) for rotated in together}) == len(settings)
 
 
 MAX_POSITIONS = 32
@@ -506,7 +506,7 @@ SCALINGS = {
 
 @pytest.mark.parametrize("length", [5, 8, 9, MAX_POSITIONS, MAX_POSITIONS + 1, 3 * MAX_POSITIONS])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_scaled_rope_is_that_of_transformers(name: Any, length: Any) -> None:
+def test_scaled_rope_equals_transformers(name: Any, length: Any) -> None:
     """Frequencies and the factor on the tables, for a text within the trained length or beyond it."""
     q, k = random_qk(length)
     rope = RotaryPosition(16, 100.0, scaling=SCALINGS[name], max_positions=MAX_POSITIONS)
@@ -521,7 +521,7 @@ def test_scaled_rope_is_that_of_transformers(name: Any, length: Any) -> None:
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=1e-5)
 
 
-def test_scaled_frequencies_are_their_formulas() -> None:
+def test_scaled_rope_frequencies_equal_their_formulas() -> None:
     """Linear: divided by the factor. Dynamic: a larger theta for a longer text. YaRN: tables grow by 0.1 ln s + 1."""
     exponents = torch.arange(0, 16, 2) / 16
     plain = 100.0**-exponents
@@ -538,7 +538,9 @@ def test_scaled_frequencies_are_their_formulas() -> None:
 @pytest.mark.parametrize("partial_factor", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 @pytest.mark.parametrize("kind", ["ragged", "padded", "packed"])
-def test_a_long_text_does_not_change_a_short_one_in_its_batch(kind: Any, name: Any, partial_factor: Any) -> None:
+def test_dynamic_rope_of_a_short_text_does_not_depend_on_a_long_one_in_the_batch(
+    kind: Any, name: Any, partial_factor: Any
+) -> None:
     lengths = [5, 80, 0, 33]
     mask = torch.arange(80) < torch.tensor(lengths)[:, None]
     layout = {
@@ -588,7 +590,7 @@ def test_alibi_slopes_are_powers_of_two(heads: Any, exponents: Any) -> None:
     assert alibi_slopes(heads) == pytest.approx([2**-exponent for exponent in exponents])
 
 
-def test_alibi_falls_with_distance_on_both_sides() -> None:
+def test_alibi_bias_falls_linearly_with_distance_in_both_directions() -> None:
     index = torch.arange(5)
     bias = ALiBi(4).bias(index - index[:, None])
     for head, slope in enumerate([2**-2, 2**-4, 2**-6, 2**-8]):
@@ -597,29 +599,29 @@ def test_alibi_falls_with_distance_on_both_sides() -> None:
                 assert bias[head, i, j].item() == pytest.approx(-slope * abs(i - j))
 
 
-def test_a_block_position_that_is_none_changes_nothing() -> None:
+def test_block_position_none_changes_nothing() -> None:
     q, k = random_qk(4)
-    turned = BlockPosition().rotate(q, k, one_sequence(4))
-    assert turned[0] is q
-    assert turned[1] is k
+    rotated = BlockPosition().rotate(q, k, one_sequence(4))
+    assert rotated[0] is q
+    assert rotated[1] is k
     assert not BlockPosition().has_bias
 
 
 # ---------------------------------------------------------------------- initialization
 
-#: The standard deviation of a normal distribution cut at two of its standard deviations, for one of 1.
+#: The standard deviation of a standard normal distribution that is cut at 2.
 CUT_AT_2 = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
 LAYERS, HIDDEN, INNER = 3, 128, 256
 
 
 def build_for_init(model_class: Any = BertBlocksForMaskedLM, **options: Any) -> nn.Module:
-    """Matrices of 16,000 weights and more, so that their deviation is known to a few per mille."""
+    """Matrices have at least 16,000 weights, so that their standard deviation is known to a few per mille."""
     sizes = {"vocab_size": 300, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
     return model_class(BertBlocksConfig(**{**sizes, "num_attention_heads": 4, "pad_token_id": 7, **options}))
 
 
 def matrices(model: nn.Module) -> dict[str, Tensor]:
-    """All layers' weights by what they do."""
+    """The weights of all layers, by role."""
     layers = model.model.encoder.layers
     parts = {
         "q": lambda layer: layer.attention.qkv.weight[:HIDDEN],
@@ -634,8 +636,8 @@ def matrices(model: nn.Module) -> dict[str, Tensor]:
     return {**stacked, "embedding": model.model.embedding.token.weight[rows]}
 
 
-def assert_deviations(model: nn.Module, expected: dict[str, float]) -> None:
-    """Means of 0 and standard deviations to 3 %, which is five times what chance gives."""
+def assert_standard_deviations(model: nn.Module, expected: dict[str, float]) -> None:
+    """Checks for means of 0 and standard deviations within 3 %, five times the expected error."""
     weights = matrices(model)
     assert expected.keys() <= weights.keys()
     for name, deviation in expected.items():
@@ -694,28 +696,28 @@ DEEP = (8 * LAYERS) ** -0.25
     ],
     ids=["default", "wider", "hardly cut", "normal", "megatron", "xavier", "kaiming", "deep", "deepnet", "ngpt"],
 )
-def test_weights_start_with_the_deviation_of_their_kind(options: Any, expected: Any) -> None:
-    assert_deviations(build_for_init(**options), expected)
+def test_initial_weights_have_the_standard_deviation_of_their_kind(options: Any, expected: Any) -> None:
+    assert_standard_deviations(build_for_init(**options), expected)
 
 
 @pytest.mark.parametrize("init_kind", ["xavier", "deepnet"])
-def test_xavier_takes_queries_keys_and_values_for_matrices_of_their_own(init_kind: Any) -> None:
-    """That they are stored in one matrix is no property of the model: DeepNet starts each projection by itself."""
+def test_xavier_treats_queries_keys_and_values_as_separate_matrices(init_kind: Any) -> None:
+    """They are stored in one matrix, but DeepNet initializes each projection by itself."""
     plain = math.sqrt(2 / (HIDDEN + HIDDEN))
     expected = {"q": plain, "k": plain, "v": plain * (DEEP if init_kind == "deepnet" else 1.0)}
-    assert_deviations(build_for_init(init_kind=init_kind), expected)
+    assert_standard_deviations(build_for_init(init_kind=init_kind), expected)
 
 
 @pytest.mark.parametrize("model_class", [BertBlocksForMaskedLM, BertBlocksForSequenceClassification])
 @pytest.mark.parametrize("options", [{"norm_fn": "deep"}, {"norm_fn": "deep", "init_kind": "deepnet"}], ids=str)
-def test_deepnet_shrinks_each_weight_once(model_class: Any, options: Any) -> None:
-    """The share of value rows in the deviation of query rows, whatever model is around the encoder."""
+def test_deepnet_initialization_scales_each_weight_once(model_class: Any, options: Any) -> None:
+    """The ratio between the standard deviations of value rows and query rows, in every task model."""
     weights = matrices(build_for_init(model_class, **options))
     assert (weights["v"].std() / weights["q"].std()).item() == pytest.approx(DEEP, rel=0.03)
     assert (weights["k"].std() / weights["q"].std()).item() == pytest.approx(1.0, rel=0.03)
 
 
-def test_deepnet_does_not_shrink_loaded_weights(tmp_path: Path) -> None:
+def test_deepnet_initialization_does_not_scale_loaded_weights(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(norm_fn="deep"))
     model.save_pretrained(tmp_path)
     loaded = BertBlocksForMaskedLM.from_pretrained(tmp_path).state_dict()
@@ -723,7 +725,7 @@ def test_deepnet_does_not_shrink_loaded_weights(tmp_path: Path) -> None:
         assert torch.equal(loaded[name], weight), name
 
 
-def test_a_weight_that_transformers_marks_as_loaded_is_left_alone() -> None:
+def test_initialization_skips_weights_that_transformers_marks_as_loaded() -> None:
     model = BertBlocksModel(tiny_config(norm_fn="deep"))
     for module in (model.encoder.layers[0].attention.qkv, model.embedding.token):
         with torch.no_grad():
@@ -734,14 +736,14 @@ def test_a_weight_that_transformers_marks_as_loaded_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("init_kind", ["trunc_normal", "megatron"])
-def test_a_truncated_normal_is_cut_at_two_deviations(init_kind: Any) -> None:
+def test_truncated_normal_is_cut_at_two_standard_deviations(init_kind: Any) -> None:
     weights = matrices(build_for_init(init_kind=init_kind))
     for name, weight in weights.items():
         shrink = math.sqrt(2 * LAYERS) if init_kind == "megatron" and name in ("out", "down") else 1.0
         assert 0.039 / shrink < weight.abs().max().item() <= 0.04 / shrink, name
 
 
-def test_a_normal_is_not_cut() -> None:
+def test_normal_initialization_is_not_truncated() -> None:
     assert matrices(build_for_init(init_kind="normal"))["up"].abs().max().item() > 0.06
 
 
@@ -753,17 +755,17 @@ def test_a_normal_is_not_cut() -> None:
         (BertBlocksForQuestionAnswering, "spans"),
     ],
 )
-def test_megatron_starts_classifiers_by_their_width(model_class: Any, name: Any) -> None:
+def test_megatron_initialization_scales_classifiers_by_width(model_class: Any, name: Any) -> None:
     labels = {} if name == "spans" else {"num_labels": 50}
     model = build_for_init(model_class, init_kind="megatron", num_hidden_layers=1, **labels)
     weight = getattr(model, name).weight
-    # the two rows of spans are 256 numbers: their deviation is known to 5 % only
+    # the two rows of spans have 256 numbers, so their standard deviation is known only to 5 %
     assert weight.std().item() == pytest.approx(CUT_AT_2 * HIDDEN**-0.5, rel=0.2 if name == "spans" else 0.05)
     assert weight.abs().max().item() <= 2 * HIDDEN**-0.5
 
 
 @pytest.mark.parametrize("init_kind", ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet"])
-def test_biases_start_at_zero_norms_at_one_and_padding_at_zero(init_kind: Any) -> None:
+def test_biases_and_padding_rows_start_at_zero_and_norms_at_one(init_kind: Any) -> None:
     model = build_for_init(init_kind=init_kind, num_hidden_layers=2, position_offset=8)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -777,7 +779,7 @@ def test_biases_start_at_zero_norms_at_one_and_padding_at_zero(init_kind: Any) -
     assert embedding.token_type.weight[0].any()
 
 
-def test_without_a_padding_token_no_row_is_zero() -> None:
+def test_without_a_padding_token_no_embedding_row_is_zero() -> None:
     model = build_for_init(num_hidden_layers=1, pad_token_id=None)
     assert model.model.embedding.token.weight.abs().sum(dim=1).min().item() > 0
 
@@ -787,7 +789,7 @@ def test_without_a_padding_token_no_row_is_zero() -> None:
 BASE = 960**-0.5
 
 
-def test_ngpt_scales_start_as_neobert_starts_them() -> None:
+def test_ngpt_scales_start_with_neoberts_values() -> None:
     model = build_for_init(ngpt=True, ngpt_logit_scale=True)
     for layer in model.model.encoder.layers:
         assert layer.attention.sqk.tolist() == pytest.approx([BASE] * HIDDEN)
@@ -802,15 +804,15 @@ def jn(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_an_ngpt_block_walks_on_the_unit_sphere() -> None:
-    """The formulas of NeoBERT's nGPT, except that the gate is the first half here as in every GLU."""
+def test_ngpt_blocks_keep_hidden_states_on_the_unit_sphere() -> None:
+    """The formulas of NeoBERT's nGPT, except that the gate is the first half, as in every GLU here."""
     block, x, layout = build_block(ngpt=True, block_pos_enc_kind="rope")
     assert isinstance(block, NGPTBlock)
     out = block(x, ForwardContext(layout, EagerBackend()))[0]
     attention, mlp = block.attention, block.mlp
     q, k, v = (y.view(6, 4, 8) for y in attention.qkv(x).chunk(3, dim=-1))
     scale = (attention.sqk / BASE).view(4, 8)
-    q, k = (scale * jn(turn_half(y, 10_000.0)) for y in (q, k))
+    q, k = (scale * jn(rotate_halves(y, 10_000.0)) for y in (q, k))
     attended = attention.out(naive_attention(q, k, v, 8**0.5).flatten(1))
     x = jn(jn(x) + (block.attention_alpha * 0.05 / BASE).abs() * (jn(attended) - jn(x)))
     gate, value = (math.sqrt(32) * mlp.suv * mlp.up(x)).chunk(2, dim=-1)
@@ -819,7 +821,7 @@ def test_an_ngpt_block_walks_on_the_unit_sphere() -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_renormalizing_puts_every_matrix_on_the_sphere_of_the_hidden_dimension() -> None:
+def test_renormalize_weights_gives_every_matrix_unit_norm_along_the_hidden_dimension() -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(ngpt=True, head_dim=6, intermediate_size=20)))
     with torch.no_grad():
         model.model.embedding.token.weight[0] = 0.0
@@ -844,7 +846,7 @@ def test_renormalizing_puts_every_matrix_on_the_sphere_of_the_hidden_dimension()
 
 
 @pytest.mark.parametrize("options", [{"ngpt": True, "ngpt_renormalize": False}, {"ngpt": False}], ids=str)
-def test_renormalizing_does_nothing_unless_asked_for(options: Any) -> None:
+def test_renormalize_weights_does_nothing_unless_the_config_asks_for_it(options: Any) -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(**options)))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     model.renormalize_weights()
@@ -852,7 +854,7 @@ def test_renormalizing_does_nothing_unless_asked_for(options: Any) -> None:
         assert torch.equal(parameter, before[name]), name
 
 
-def test_the_logit_scale_multiplies_the_logits_of_the_decoder() -> None:
+def test_the_logit_scale_multiplies_the_logits() -> None:
     model = randomize(BertBlocksForMaskedLM(tiny_config(ngpt=True, ngpt_logit_scale=True, mlm_head_dense=False)))
     ids = torch.tensor([[5, 6, 7]])
     hidden = model.model(ids).last_hidden_state
@@ -868,7 +870,7 @@ def on_cuda() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("kernel_backend", ["auto", "torch"])
-def test_without_cuda_torch_computes(kernel_backend: Any) -> None:
+def test_auto_uses_torch_kernels_without_cuda(kernel_backend: Any) -> None:
     assert kernels.liger(kernel_backend, torch.zeros(1)) is None
 
 
@@ -882,14 +884,14 @@ def test_without_cuda_torch_computes(kernel_backend: Any) -> None:
         ("torch", False, False),
     ],
 )
-def test_with_cuda_liger_computes_where_it_is_installed_and_wanted(
+def test_liger_is_used_on_cuda_if_installed_and_allowed(
     kernel_backend: Any, is_installed: Any, is_used: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "liger_installed", lambda: is_installed)
     assert (kernels.liger(kernel_backend, on_cuda()) is not None) == is_used
 
 
-def test_liger_that_is_asked_for_and_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liger_raises_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"kernel_backend is 'liger'.*on cpu.*'auto' or 'torch'"):
         kernels.liger("liger", torch.zeros(1))
     monkeypatch.setattr(kernels, "liger_installed", lambda: False)
@@ -897,7 +899,7 @@ def test_liger_that_is_asked_for_and_cannot_run_is_an_error(monkeypatch: pytest.
         kernels.liger("liger", on_cuda())
 
 
-def test_a_model_that_asks_for_liger_on_cpu_says_what_to_do() -> None:
+def test_liger_on_cpu_raises_and_names_the_remedy() -> None:
     model = BertBlocksModel(tiny_config(norm_fn="rms", kernel_backend="liger"))
     with pytest.raises(RuntimeError, match=r"kernel_backend is 'liger'.*use 'auto' or 'torch'"):
         model(torch.tensor([[5, 6, 7]]))
@@ -905,7 +907,7 @@ def test_a_model_that_asks_for_liger_on_cpu_says_what_to_do() -> None:
 
 @pytest.fixture
 def fake_liger(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package's three operations in torch, under its module names and with its signatures; and who called them."""
+    """Liger's three operations, written in torch under its module names and signatures; records the calls."""
     calls = []
 
     class LigerRMSNormFunction:
@@ -954,7 +956,7 @@ def fake_liger(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def training_step(kernel_backend: str, state: dict | None = None, **options: Any) -> Any:
-    """Loss and gradients of one batch with two labels in a ragged pair of texts."""
+    """The loss and gradients of a ragged batch of two texts with one label each."""
     config = tiny_config(norm_fn="rms", norm_pos="pre", mlp_type="glu", kernel_backend=kernel_backend, **options)
     model = BertBlocksForMaskedLM(config).train()
     if state is None:
@@ -971,7 +973,7 @@ def training_step(kernel_backend: str, state: dict | None = None, **options: Any
 
 @pytest.mark.parametrize("options", [{}, {"mlm_head_dense": False, "decoder_bias": False}], ids=["head", "no head"])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_liger_computes_norms_swiglu_and_the_loss_with_equal_results(
+def test_liger_gives_the_results_of_torch_for_norms_swiglu_and_loss(
     activation: Any, options: Any, fake_liger: Any
 ) -> None:
     expected_loss, expected_gradients, state = training_step("torch", hidden_act=activation, **options)
@@ -989,7 +991,7 @@ def test_liger_computes_norms_swiglu_and_the_loss_with_equal_results(
     assert len(fake_liger) == norms_in_model + (3 if activation == "silu" else 0) + 1
 
 
-def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger: Any) -> None:
+def test_a_scaled_decoder_uses_torch_even_with_liger(fake_liger: Any) -> None:
     model = randomize(
         BertBlocksForMaskedLM(tiny_config(ngpt=True, ngpt_logit_scale=True, mlm_head_dense=False))
     ).train()
@@ -1002,7 +1004,7 @@ def test_liger_leaves_a_scaled_decoder_to_torch(fake_liger: Any) -> None:
     assert not [call for call in fake_liger if call[0] == "cross_entropy"]
 
 
-def test_denormals_are_flushed_for_a_while_only() -> None:
+def test_denormals_are_flushed_only_inside_the_context() -> None:
     import sys
 
     from bertblocks.nn.ops.cpu import flushed_denormals

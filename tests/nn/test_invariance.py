@@ -1,4 +1,4 @@
-"""Properties: what a token's output must not depend on, over random configs and batches."""
+"""Properties over random configs and batches: what the output of a token must not depend on."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ lengths = st.lists(st.integers(0, 4 * WINDOW), min_size=1, max_size=5).filter(an
 @settings(max_examples=120, deadline=None)
 @given(configs(), lengths, st.sampled_from(["left", "right"]), st.integers(0, 7), st.integers(0, 1000))
 def test_a_token_depends_on_its_own_sequence_only(config: Any, lengths: Any, side: Any, extra: Any, seed: Any) -> None:
-    """Not on other sequences, on the side or amount of padding, or on the order of the batch."""
+    """The output does not depend on other sequences, on the side or amount of padding, or on the order of the batch."""
     torch.manual_seed(seed)
     before, SdpaBackend.block_size = SdpaBackend.block_size, 3
     try:
@@ -77,8 +77,10 @@ def test_a_token_depends_on_its_own_sequence_only(config: Any, lengths: Any, sid
     st.sampled_from(["rope", "alibi", "t5", "none"]),
     st.integers(0, 1000),
 )
-def test_hidden_tokens_inside_a_sequence_are_not_seen(rows: Any, backend: Any, position: Any, seed: Any) -> None:
-    """A mask with holes: what stands under a hole changes nothing, and distances count it."""
+def test_tokens_masked_inside_a_sequence_do_not_affect_others(
+    rows: Any, backend: Any, position: Any, seed: Any
+) -> None:
+    """A mask with holes: the token under a hole has no effect, but distances count it."""
     torch.manual_seed(seed)
     config = tiny_config(
         local_attention=True, num_global_tokens=1, block_pos_enc_kind=position, attention_backend=backend, pooler=False

@@ -1,4 +1,4 @@
-"""SequenceLayout: how masks and packed lengths become flat tokens, and how those become a batch again."""
+"""SequenceLayout: from masks and packed lengths to flat tokens, and back to a batch."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from bertblocks.nn.layout import keep_mask
 
 INF = float("inf")
 KEEP = [[True, True, False], [True, False, False]]
-#: The same two rows in every form that a mask may take.
+#: The same two rows in every form of mask.
 MASKS = {
     "bool": torch.tensor(KEEP),
     "int64": torch.tensor(KEEP).long(),
@@ -37,7 +37,7 @@ MASKS = {
 
 @pytest.mark.parametrize("extended", [False, True], ids=["[batch, length]", "[batch, 1, 1, length]"])
 @pytest.mark.parametrize("form", MASKS)
-def test_every_form_of_mask_is_read(form: Any, extended: Any) -> None:
+def test_every_form_of_mask_gives_the_same_layout(form: Any, extended: Any) -> None:
     mask = MASKS[form][:, None, None] if extended else MASKS[form]
     keep = keep_mask(mask)
     assert keep.dtype == torch.bool
@@ -54,7 +54,7 @@ def test_every_form_of_mask_is_read(form: Any, extended: Any) -> None:
     ],
     ids=["float ones", "float zeros", "integer zeros", "all -inf"],
 )
-def test_masks_of_one_value_are_read_by_their_kind(mask: Any, expected: Any) -> None:
+def test_masks_with_a_single_value_are_read_by_their_dtype(mask: Any, expected: Any) -> None:
     assert keep_mask(mask).tolist() == expected
 
 
@@ -75,12 +75,12 @@ def test_masks_of_one_value_are_read_by_their_kind(mask: Any, expected: Any) -> 
     ],
     ids=str,
 )
-def test_what_is_no_mask_is_refused_by_its_value_or_shape(mask: Any, part: Any) -> None:
+def test_invalid_masks_raise_an_error_that_names_value_or_shape(mask: Any, part: Any) -> None:
     with pytest.raises(ValueError, match=f"attention_mask.*{part}"):
         keep_mask(mask)
 
 
-# ---------------------------------------------------------------------- which kind of layout
+# ---------------------------------------------------------------------- kinds of layouts
 
 
 def describe(layout: SequenceLayout) -> str:
@@ -107,14 +107,14 @@ def describe(layout: SequenceLayout) -> str:
         ([[0, 0], [0, 0]], False, "masked rectangle"),
     ],
 )
-def test_padding_is_dropped_where_that_changes_nothing(mask: Any, unpad: Any, kind: Any) -> None:
+def test_padding_at_the_ends_of_rows_is_dropped(mask: Any, unpad: Any, kind: Any) -> None:
     layout = SequenceLayout.from_mask(torch.tensor(mask), unpad=unpad)
     assert describe(layout) == kind
     assert layout.shape == (len(mask), len(mask[0]))
     assert not layout.is_packed
 
 
-def test_a_batch_without_a_mask_is_a_rectangle() -> None:
+def test_a_batch_without_a_mask_has_a_rectangular_layout() -> None:
     layout = SequenceLayout.from_shape(2, 3, torch.device("cpu"))
     assert describe(layout) == "rectangle"
     assert layout.positions.tolist() == [0, 1, 2, 0, 1, 2]
@@ -124,7 +124,7 @@ def test_a_batch_without_a_mask_is_a_rectangle() -> None:
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-def test_left_padded_sequences_begin_at_position_zero(unpad: Any) -> None:
+def test_positions_of_left_padded_sequences_start_at_zero(unpad: Any) -> None:
     layout = SequenceLayout.from_mask(torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]]), unpad=unpad)
     tokens = layout.gather(torch.tensor([[90, 91, 2, 3], [92, 5, 6, 7]]))
     firsts = layout.first_tokens
@@ -134,7 +134,7 @@ def test_left_padded_sequences_begin_at_position_zero(unpad: Any) -> None:
     assert {token: position_of[token] for token in (2, 3, 5, 6, 7)} == {2: 0, 3: 1, 5: 0, 6: 1, 7: 2}
 
 
-def test_positions_count_the_holes_of_a_mask() -> None:
+def test_positions_count_tokens_masked_inside_a_sequence() -> None:
     layout = SequenceLayout.from_mask(torch.tensor([[0, 1, 0, 1]]))
     tokens = layout.gather(torch.tensor([[90, 5, 91, 6]])).tolist()
     assert [layout.positions[tokens.index(token)].item() for token in (5, 6)] == [0, 2]
@@ -143,7 +143,7 @@ def test_positions_count_the_holes_of_a_mask() -> None:
 # ---------------------------------------------------------------------- packed input
 
 
-def test_cu_seqlens_name_the_sequences_of_flat_tokens() -> None:
+def test_cu_seqlens_split_flat_tokens_into_sequences() -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 3, 3, 5]), (5,))
     assert describe(layout) == "ragged"
     assert layout.is_packed
@@ -157,7 +157,7 @@ def test_cu_seqlens_name_the_sequences_of_flat_tokens() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 5)])
-def test_flat_tokens_come_back_in_the_shape_they_came_in(shape: Any) -> None:
+def test_scatter_restores_the_shape_of_flat_input(shape: Any) -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 2, 5]), shape)
     x = torch.randn(*shape, 4)
     assert layout.gather(x).shape == (5, 4)
@@ -165,7 +165,7 @@ def test_flat_tokens_come_back_in_the_shape_they_came_in(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("cu_seqlens", [[0], [0, 0], [0, 0, 0]])
-def test_packed_input_may_hold_no_token(cu_seqlens: Any) -> None:
+def test_packed_input_may_be_empty(cu_seqlens: Any) -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (0,))
     assert layout.num_sequences == len(cu_seqlens) - 1
     assert layout.max_length == 0
@@ -178,12 +178,12 @@ def test_packed_input_may_hold_no_token(cu_seqlens: Any) -> None:
     [[1, 5], [0, 4], [0, 6], [0, 3, 2, 5], [], [[0, 5]], [[0, 2], [2, 5]], 5],
     ids=["late start", "early end", "late end", "falling", "empty", "one row of two", "two rows", "a number"],
 )
-def test_wrong_cu_seqlens_are_refused(cu_seqlens: Any) -> None:
+def test_invalid_cu_seqlens_raise(cu_seqlens: Any) -> None:
     with pytest.raises(ValueError, match=r"cu_seqlens is .*starts at 0.*tokens, 5"):
         SequenceLayout.from_cu_seqlens(torch.tensor(cu_seqlens), (5,))
 
 
-def test_packed_rows_are_cut_into_their_segments() -> None:
+def test_packed_rows_are_split_into_their_segments() -> None:
     layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1, 0], [0, 0, 0], [4, 0, 0]]), (3, 4))
     assert describe(layout) == "ragged"
     assert layout.is_packed
@@ -207,7 +207,7 @@ def test_packed_rows_are_cut_into_their_segments() -> None:
     ],
     ids=["too long", "negative", "a row missing", "flat", "three dimensions", "a number"],
 )
-def test_wrong_packed_seqlens_are_refused(packed_seqlens: Any, part: Any) -> None:
+def test_invalid_packed_seqlens_raise(packed_seqlens: Any, part: Any) -> None:
     with pytest.raises(ValueError, match=f"packed_seqlens.*{part}"):
         SequenceLayout.from_packed_rows(torch.tensor(packed_seqlens), (2, 4))
 
@@ -217,7 +217,7 @@ def test_wrong_packed_seqlens_are_refused(packed_seqlens: Any, part: Any) -> Non
 
 @st.composite
 def masks(draw: Any) -> Tensor:
-    """Any rows at all: holes, left and right padding, rows of padding only."""
+    """Draws any mask: holes, left and right padding, rows with padding only."""
     rows, length = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     cells = st.lists(st.booleans(), min_size=length, max_size=length)
     contiguous = st.tuples(st.integers(0, length), st.integers(0, length)).map(
@@ -238,7 +238,7 @@ def packed_rows(draw: Any) -> tuple[Tensor, tuple[int, int]]:
 
 
 def check_consistency(layout: SequenceLayout, sequences: list[list[int]]) -> None:
-    """A layout against the slots (flat indices into its shape) of every sequence's real tokens."""
+    """Checks a layout against the slots (flat indices into its shape) of each sequence's real tokens."""
     place = layout.gather(torch.arange(torch.Size(layout.shape).numel()).view(layout.shape)).tolist()
     real = [True] * len(place) if layout.key_mask is None else layout.key_mask.flatten().tolist()
     found: list[list[int]] = [[] for _ in sequences]
@@ -263,8 +263,8 @@ def check_consistency(layout: SequenceLayout, sequences: list[list[int]]) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
-def test_a_layout_of_a_mask_has_its_tokens_in_order(mask: Any, unpad: Any) -> None:
-    """Positions restart with each sequence, and count from its first real token."""
+def test_a_layout_from_a_mask_keeps_tokens_in_order(mask: Any, unpad: Any) -> None:
+    """Positions restart with every sequence and count from its first real token."""
     rows, length = mask.shape
     sequences = [[row * length + int(column) for column in mask[row].nonzero()] for row in range(rows)]
     check_consistency(SequenceLayout.from_mask(mask, unpad=unpad), sequences)
@@ -272,7 +272,7 @@ def test_a_layout_of_a_mask_has_its_tokens_in_order(mask: Any, unpad: Any) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(packed=packed_rows())
-def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed: Any) -> None:
+def test_a_layout_from_packed_rows_keeps_tokens_in_order(packed: Any) -> None:
     lengths, (rows, width) = packed
     sequences = []
     for row in range(rows):
@@ -285,7 +285,7 @@ def test_a_layout_of_packed_rows_has_its_tokens_in_order(packed: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 5), max_size=6))
-def test_a_layout_of_cu_seqlens_has_its_tokens_in_order(lengths: Any) -> None:
+def test_a_layout_from_cu_seqlens_keeps_tokens_in_order(lengths: Any) -> None:
     bounds = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
     sequences = [list(range(start, start + length)) for start, length in zip(bounds, lengths, strict=False)]
     check_consistency(SequenceLayout.from_cu_seqlens(torch.tensor(bounds), (bounds[-1],)), sequences)
@@ -321,7 +321,7 @@ def test_gradients_flow_through_gather_and_scatter_to_real_slots_only(unpad: Any
     assert torch.equal(x.grad, mask.float())
 
 
-def test_what_layers_share_is_computed_once() -> None:
+def test_memo_computes_a_value_once() -> None:
     layout = SequenceLayout.from_shape(1, 1, torch.device("cpu"))
     calls = []
     for key in ("a", "a", "b", "a"):
@@ -333,7 +333,7 @@ def test_what_layers_share_is_computed_once() -> None:
 
 
 def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
-    """One sequence at a time; 0 for one without tokens."""
+    """Pools one sequence at a time; a sequence without tokens gives 0."""
     size = 3
     reduce = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0).values}[kind]
     return torch.stack([reduce(x) if len(x) else torch.zeros(size) for x in rows]) if rows else torch.zeros(0, size)
@@ -342,7 +342,7 @@ def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
 @settings(max_examples=30, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
-def test_pooling_a_padded_batch_sees_real_tokens_only(kind: Any, mask: Any, unpad: Any) -> None:
+def test_pooling_a_padded_batch_uses_only_real_tokens(kind: Any, mask: Any, unpad: Any) -> None:
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     x = torch.randn(*mask.shape, 3) - 5.0  # below 0, so that a stray 0 of padding would win a maximum
     expected = plain_pool([row[keep] for row, keep in zip(x, mask, strict=True)], kind)
@@ -369,8 +369,8 @@ def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
-def test_what_padding_holds_never_reaches_a_pooled_vector(kind: Any, unpad: Any) -> None:
-    """Not even if it is infinite or not a number."""
+def test_values_at_padding_never_reach_a_pooled_vector(kind: Any, unpad: Any) -> None:
+    """Not even NaN or infinity."""
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     layout = SequenceLayout.from_mask(mask, unpad=unpad)
     x = torch.randn(3, 3, 3)
@@ -378,7 +378,7 @@ def test_what_padding_holds_never_reaches_a_pooled_vector(kind: Any, unpad: Any)
     assert pool(layout.gather(x), layout, kind).isfinite().all()
 
 
-def test_an_unknown_pooling_is_refused() -> None:
+def test_an_unknown_pooling_raises() -> None:
     layout = SequenceLayout.from_shape(1, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, mean, max"):
         pool(torch.zeros(2, 3), layout, "sum")

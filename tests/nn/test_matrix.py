@@ -1,4 +1,4 @@
-"""Every block choice on every backend and layout gives what each sequence gives alone on the reference backend."""
+"""Every block, backend and layout gives the result of each sequence alone on the reference backend."""
 
 import itertools
 from typing import Any
@@ -66,7 +66,7 @@ SHARED = [
     {"num_hidden_groups": 1, "norm_fn": "deep"},
     {"num_hidden_groups": 1, "ngpt": True},
 ]
-#: Norms and attention meet in test_invariance, on random configs: their full product would be thousands.
+#: test_invariance combines norms and attention on random configs; all combinations would be thousands.
 CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *FACTORISED, *SHARED]
 
 
@@ -81,7 +81,7 @@ def gradients(model: BertBlocksModel) -> torch.Tensor:
 @pytest.mark.parametrize("choice", CHOICES, ids=label)
 def test_every_backend_and_layout_equals_sequences_alone(choice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SdpaBackend, "block_size", 3)  # so that the longer sequences go by blocks
-    # in double precision, so that any difference is a mistake and not rounding
+    # in double precision, so that any difference is a mistake rather than rounding
     model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
     sequences = ragged_ids(EDGE_LENGTHS)
     weights: Any = [torch.randn(len(ids), model.config.hidden_size, dtype=torch.float64) for ids in sequences]
@@ -123,8 +123,8 @@ def test_every_backend_and_layout_equals_sequences_alone(choice: Any, monkeypatc
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=label)
-def test_chosen_tokens_equal_those_of_the_full_pass(choice: Any) -> None:
-    """The last layer computes some tokens only, in any order and repeated. Checks outputs, gradients and all states."""
+def test_selected_tokens_equal_those_of_a_full_forward_pass(choice: Any) -> None:
+    """The last layer computes only selected tokens, in any order and repeated. Checks outputs, gradients and states."""
     model = BertBlocksModel(tiny_config(pooler=False, **choice)).double().train()
     ids = torch.cat(ragged_ids(EDGE_LENGTHS))
     bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
@@ -151,8 +151,8 @@ def test_chosen_tokens_equal_those_of_the_full_pass(choice: Any) -> None:
 
 @pytest.mark.parametrize("unpad", [True, False])
 @pytest.mark.parametrize("task", ["masked", "order", "diffusion", "first"])
-def test_heads_that_look_at_some_rows_equal_those_that_get_all(task: Any, unpad: Any) -> None:
-    """Left and right padding, holes, a row of padding and nothing but padding; with gradient checkpointing too."""
+def test_heads_on_selected_tokens_equal_heads_on_all_tokens(task: Any, unpad: Any) -> None:
+    """Covers padding on both sides, holes, rows and batches of padding only, and gradient checkpointing."""
     config = tiny_config(unpad=unpad, mask_token_id=3, num_labels=3)
     models = {
         "masked": BertBlocksForMaskedLM,

@@ -1,4 +1,4 @@
-"""The operations with a faster form on CPUs: their numbers, their gradients, and where they step aside."""
+"""Operations that are faster on CPUs: results, gradients, and when they fall back to torch."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's way on any CPU that has it."""
+    """Uses oneDNN on every CPU that has it, whatever the vendor."""
     monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: True)
 
 
@@ -52,7 +52,7 @@ def test_linear_equals_torch_with_gradients_of_two_orders(onednn: Any, shape: An
 
 
 @needs_onednn
-def test_linear_makes_only_the_gradients_that_are_wanted(onednn: Any) -> None:
+def test_linear_computes_only_the_gradients_that_are_needed(onednn: Any) -> None:
     x, weight = torch.randn(3, 4, requires_grad=True), torch.nn.Parameter(torch.randn(5, 4), requires_grad=False)
     out = linear(x, weight, None)
     assert isinstance(out.grad_fn, OneDnnLinear._backward_cls)
@@ -62,7 +62,7 @@ def test_linear_makes_only_the_gradients_that_are_wanted(onednn: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["double", "vector", "autocast", "vmap"])
-def test_linear_leaves_to_torch_what_it_cannot_do(onednn: Any, case: Any) -> None:
+def test_linear_falls_back_to_torch_for_unsupported_input(onednn: Any, case: Any) -> None:
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     if case == "double":
         assert not runs_on_onednn(x.double(), weight.double())
@@ -80,7 +80,7 @@ def test_linear_leaves_to_torch_what_it_cannot_do(onednn: Any, case: Any) -> Non
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", [*POST_OPERATIONS, "tanh"])
-def test_fused_feed_forward_equals_the_plain_one(
+def test_fused_feed_forward_equals_the_unfused_one(
     onednn: Any, activation: Any, mlp_class: Any, with_bias: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlp_module, "FUSED_GLU_TOKENS", 9)
@@ -101,7 +101,7 @@ def test_fused_feed_forward_equals_the_plain_one(
     torch.testing.assert_close(seen, [up.detach()], msg="a hook sees what it always saw")
 
 
-def test_layers_that_are_wrapped_or_replaced_are_touched() -> None:
+def test_parametrized_or_foreign_linear_layers_are_not_fused() -> None:
     layer = Linear(4, 4, True, role="up")
     assert is_untouched(layer)
     assert not is_untouched(torch.nn.Linear(4, 4))
@@ -115,7 +115,7 @@ def test_layers_that_are_wrapped_or_replaced_are_touched() -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 @pytest.mark.parametrize("rows", [2, 1024])
-def test_rotation_turns_each_pair_and_its_gradient_turns_back(
+def test_rotary_op_rotates_each_pair_and_its_gradient_rotates_back(
     rows: Any, partial: Any, interleaved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rotary, "TOKENS_AT_ONCE", rows)
@@ -128,15 +128,15 @@ def test_rotation_turns_each_pair_and_its_gradient_turns_back(
     cos = torch.empty(5, 1, 2 * pairs, dtype=torch.float64)
     cos[..., firsts] = cos[..., seconds] = angles.cos()
 
-    def turn(x: Any) -> Any:
+    def rotate(x: Any) -> Any:
         return rotary.RotaryFunction.apply(x, cos, angles.sin(), interleaved)
 
     as_complex = torch.complex(x[..., firsts], x[..., seconds]) * torch.exp(1j * angles)
     expected = x.detach().clone()
     expected[..., firsts], expected[..., seconds] = as_complex.real.detach(), as_complex.imag.detach()
-    torch.testing.assert_close(turn(x), expected)
-    assert torch.autograd.gradcheck(turn, (x,))
-    assert torch.autograd.gradgradcheck(turn, (x,))
+    torch.testing.assert_close(rotate(x), expected)
+    assert torch.autograd.gradcheck(rotate, (x,))
+    assert torch.autograd.gradgradcheck(rotate, (x,))
 
 
 def test_rope_in_half_precision_is_computed_in_fp32() -> None:
@@ -164,8 +164,8 @@ def chunks_of_six_tokens(kind: str) -> list[Chunk]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_attention_in_chunks_has_right_gradients(kind: Any, dropout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks that share keys, and rows taken together, with dropout drawn at once or not; no second gradient."""
+def test_attention_in_chunks_has_correct_gradients(kind: Any, dropout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that share keys and chunks of joined rows, with and without dropout; a second gradient raises."""
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     chunks = chunks_of_six_tokens(kind)
 
@@ -182,7 +182,7 @@ def test_attention_in_chunks_has_right_gradients(kind: Any, dropout: Any, monkey
 
 
 @pytest.mark.parametrize("kind", ["shared keys", "rectangle", "joined"])
-def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind: Any) -> None:
+def test_attention_dropout_in_chunks_has_its_rate_and_keeps_the_mean(kind: Any) -> None:
     q, k, v = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
     chunks = chunks_of_six_tokens(kind)
     expected = attend_chunks(q, k, v, chunks, 0.7)
@@ -200,16 +200,16 @@ def test_dropout_of_chunks_drops_at_its_rate_and_keeps_the_mean(kind: Any) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.999])
-def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: Any, dtype: Any) -> None:
+def test_dropout_has_its_rate_and_keeps_the_mean(rate: Any, dtype: Any) -> None:
     x = torch.ones(1001, 301, dtype=dtype, requires_grad=True)
     dropped = dropout(x, rate)
     is_kept = dropped != 0
     deviation = math.sqrt(rate * (1 - rate) / x.numel())
     assert abs(is_kept.double().mean().item() - (1 - rate)) < 5 * deviation + 2**-16
     expected = torch.full_like(x, 1 / (1 - rate))[is_kept]
-    # the rate is a multiple of 2^-16: near 1 that moves what is kept by up to a hundredth
+    # the rate is a multiple of 2^-16, which near 1 changes the share that is kept by up to 1 %
     torch.testing.assert_close(dropped[is_kept], expected, rtol=1e-2, atol=0)
-    # neighbours share a random word, and are dropped on their own all the same
+    # neighbours share a random word, but are dropped independently
     pairs = is_kept.flatten()[:-1].view(-1, 2).double()
     both = (1 - rate) ** 2
     assert abs(pairs.prod(dim=1).mean().item() - both) < 5 * math.sqrt(both / len(pairs)) + 2**-16
@@ -217,7 +217,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: Any, dtype: Any) -> 
     assert torch.equal(gradient, dropped)
 
 
-def test_dropout_follows_the_seed_and_has_torch_s_ends() -> None:
+def test_dropout_depends_on_the_seed_and_handles_rates_0_and_1_like_torch() -> None:
     x = torch.randn(37)
     draws = [(torch.manual_seed(seed), dropout(x, 0.5))[1] for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
@@ -244,15 +244,17 @@ def test_chunked_loss_equals_cross_entropy(
     expected = (losses if row_weights is None else losses * row_weights).sum()
     loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, row_weights)
     torch.testing.assert_close(loss, expected)
-    # twice, and at another scale: the gradients that were made in the forward pass are not spent
+    # twice, and at another scale: a backward pass must not use up the gradients of the forward pass
     for scale in (1.0, 0.3):
         gradients = torch.autograd.grad(loss * scale, inputs, retain_graph=True)
         torch.testing.assert_close(gradients, torch.autograd.grad(expected * scale, inputs, retain_graph=True))
     assert torch.equal(cross_entropy.linear_cross_entropy(hidden.detach(), weight, bias, labels, row_weights), loss)
 
 
-def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 2,000 chunks of a row: added up in bf16, gradients of the weights would be off by a tenth and more."""
+def test_chunked_loss_under_autocast_multiplies_in_bf16_and_accumulates_in_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 2,000 chunks, gradients of the weights would be wrong by a tenth or more if they were added up in bf16."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     # numbers that bf16 holds exactly
     hidden, weight, bias = (torch.randn(*shape).bfloat16().float() for shape in ((2000, 8), (10, 8), (10,)))
@@ -268,7 +270,7 @@ def test_chunked_loss_under_autocast_multiplies_in_bf16_and_adds_up_in_fp32(monk
         assert (ours - exact).norm() < 0.01 * exact.norm()
 
 
-def test_chunked_loss_without_rows_and_without_gradients() -> None:
+def test_chunked_loss_of_no_tokens_and_without_gradients() -> None:
     weight = torch.randn(9, 4, requires_grad=True)
     empty = cross_entropy.linear_cross_entropy(torch.zeros(0, 4), weight, None, torch.zeros(0, dtype=torch.long))
     empty.backward()
@@ -281,7 +283,7 @@ def test_chunked_loss_without_rows_and_without_gradients() -> None:
 
 
 class LargestLogits(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers the most rows that any result with `columns` columns had."""
+    """Records the largest number of rows in any result with `columns` columns."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -289,15 +291,15 @@ class LargestLogits(torch.utils._python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        # a transposed matrix of weights is no logits, and not contiguous
+        # a transposed weight matrix, which is not contiguous, does not hold logits
         if isinstance(out, torch.Tensor) and out.dim() == 2 and out.shape[1] == self.columns and out.is_contiguous():
             self.rows = max(self.rows, out.shape[0])
         return out
 
 
 @pytest.mark.parametrize("options", [{}, {"ngpt": True, "ngpt_logit_scale": True, "decoder_bias": True}])
-def test_training_never_holds_more_logits_than_the_limit(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And loss and gradients are those of all logits at once."""
+def test_training_never_stores_more_logits_than_the_limit(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients equal those of all logits at once."""
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 4 * 61)
     model = BertBlocksForMaskedLM(tiny_config(vocab_size=61, **options)).double().train()
     if model.logit_scale is not None:
