@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory against torch's counts on real models; tree and diagram against the config."""
+"""Parameters, FLOPs and memory, tested against torch's counts on real models; tree and diagram against the config."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config(request: pytest.FixtureRequest) -> BertBlocksConfig:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_parts_add_up_to_all_parameters_of_a_real_model(config: Any, task: Any) -> None:
+def test_parts_add_up_to_the_parameters_of_a_built_model(config: Any, task: Any) -> None:
     counts = count_parameters(build(config, task))
     total = counts.pop("total")
     assert (
@@ -86,7 +86,7 @@ def test_parameters_of_each_part_of_bert() -> None:
     }
 
 
-def test_norms_of_queries_and_keys_count_as_norms_and_ngpt_scales_with_their_sublayer() -> None:
+def test_query_and_key_norms_count_as_norms_and_ngpt_scales_as_their_sublayer() -> None:
     plain, normed = (count_parameters(build(tiny_config(qk_norm=norm), "base")) for norm in (False, True))
     assert normed["norms"] - plain["norms"] == 3 * 2 * 8
     assert normed["attention"] == plain["attention"]
@@ -121,7 +121,7 @@ def test_published_parameter_counts(preset: Any, task: Any, expected: Any) -> No
     [*(("bert", task) for task in TASKS), *(("modern", task) for task in TASKS)]
     + [(name, "masked-lm") for name in ("deep", "ngpt", "parallel", "sandwich", "uneven", "albert")],
 )
-def test_flops_are_those_that_torch_counts(architecture: Any, task: Any) -> None:
+def test_flops_equal_torchs_flop_counter(architecture: Any, task: Any) -> None:
     # the eager backend's attention is matrix products, which torch counts
     config = tiny_config(**ARCHITECTURES[architecture], attention_backend="eager")
     model = TASK_MODELS[task](config).eval()
@@ -134,7 +134,7 @@ def test_flops_are_those_that_torch_counts(architecture: Any, task: Any) -> None
 @pytest.mark.parametrize("num_global_tokens", [0, 1, 3, 50])
 @pytest.mark.parametrize("half_window", [None, 0, 1, 4, 100])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 9, 30])
-def test_visible_pairs_equal_a_count_by_hand(length: Any, half_window: Any, num_global_tokens: Any) -> None:
+def test_visible_pairs_equal_a_brute_force_count(length: Any, half_window: Any, num_global_tokens: Any) -> None:
     pairs = sum(
         half_window is None or abs(i - j) <= half_window or min(i, j) < num_global_tokens
         for i in range(length)
@@ -143,7 +143,7 @@ def test_visible_pairs_equal_a_count_by_hand(length: Any, half_window: Any, num_
     assert visible_pairs(length, half_window, num_global_tokens) == pairs
 
 
-def test_local_layers_count_their_window_and_global_tokens_only() -> None:
+def test_flops_of_local_layers_cover_only_window_and_global_tokens() -> None:
     options = {"local_attention": True, "global_attention_every_n_layers": 2, "num_global_tokens": 1}
     flops = count_flops(build(tiny_config(**options), "base"), 50)
     pairs = 2 * 50 * 50 + visible_pairs(50, half_window=4, num_global_tokens=1)  # layers 0 and 2 are global
@@ -180,7 +180,7 @@ def kept_by_autograd(model: Any, run: Any) -> int:
 
 
 @pytest.mark.parametrize("task", ["base", "token-classification"])
-def test_training_memory_is_what_autograd_keeps(config: Any, task: Any) -> None:
+def test_training_memory_equals_what_autograd_stores(config: Any, task: Any) -> None:
     config.attention_backend = "sdpa"
     ids = torch.ones(1, 40, dtype=torch.long)
     assert training_bytes(build(config, task), 40) == kept_by_autograd(
@@ -208,7 +208,7 @@ def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head() -> None:
         ("albert", "masked-lm"),
     ],
 )
-def test_inference_memory_is_what_the_allocator_sees(
+def test_inference_memory_equals_what_the_allocator_reports(
     architecture: Any, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the estimate is of torch's own operations: oneDNN's fuse some and have a workspace of their own
@@ -228,13 +228,13 @@ def test_inference_memory_is_what_the_allocator_sees(
     assert inference_bytes(build(config, task), 48) == pytest.approx(peak, rel=0.01)
 
 
-def test_memory_of_attention_grows_with_length_not_with_its_square() -> None:
+def test_attention_memory_grows_linearly_with_length() -> None:
     model = build(BertBlocksConfig.from_preset("mini"), "base")
     assert training_bytes(model, 4096) == pytest.approx(8 * training_bytes(model, 512), rel=0.01)
     assert inference_bytes(model, 4096) == pytest.approx(8 * inference_bytes(model, 512), rel=0.01)
 
 
-def test_rope_that_scales_with_length_is_counted_and_restored() -> None:
+def test_counting_memory_of_dynamic_rope_restores_its_scaling() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     options = {"embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope"}
     scaled, plain = (build(tiny_config(**options, rope_scaling=kind), "base") for kind in (scaling, None))
@@ -245,7 +245,7 @@ def test_rope_that_scales_with_length_is_counted_and_restored() -> None:
 # ---------------------------------------------------------------------- lengths
 
 
-def test_usual_lengths_stop_where_learned_positions_do() -> None:
+def test_default_lengths_end_at_the_last_learned_position() -> None:
     presets = {name: BertBlocksConfig.from_preset(name) for name in ("bert-base", "roberta-base", "modernbert-base")}
     assert usual_lengths(presets["bert-base"]) == usual_lengths(presets["roberta-base"]) == [128, 512]
     assert usual_lengths(presets["modernbert-base"]) == [128, 512, 2048, 8192]
@@ -281,7 +281,7 @@ def test_modernbert_has_a_first_layer_and_two_kinds_of_others() -> None:
     assert groups[2].parameters - groups[0].parameters == 768
 
 
-def test_layers_that_differ_in_anything_shown_are_separate() -> None:
+def test_layers_with_visible_differences_are_not_merged() -> None:
     assert [group.name for group in layer_groups(tiny_config())] == ["0-2"]
     other = tiny_config(layer_overrides={1: {"hidden_act": "silu"}})
     assert [group.name for group in layer_groups(other)] == ["0, 2", "1"]
@@ -312,7 +312,7 @@ def test_the_tree_leaves_out_only_modules_that_do_nothing() -> None:
         ([0, 2, 4, 6, 8, 10, 11], "0, 2, 4, 6, 8, 10-11"),
     ],
 )
-def test_indexes_are_shortened_only_where_they_can_be_read_back(indexes: Any, text: Any) -> None:
+def test_layer_indices_are_abbreviated_only_without_ambiguity(indexes: Any, text: Any) -> None:
     assert write_indexes(indexes) == text
 
 
@@ -320,7 +320,7 @@ def test_indexes_are_shortened_only_where_they_can_be_read_back(indexes: Any, te
 
 
 def read_chart(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Nodes by key and arrows of a flowchart; every line must be one of those or of a subgraph."""
+    """The nodes by key and the arrows of a flowchart. Every line must be a node, an arrow or part of a subgraph."""
     nodes: dict[str, str] = {}
     edges: list[tuple[str, str]] = []
     depth = 0
@@ -396,7 +396,7 @@ IN, ATTENTION, MLP = "layer0_in", "layer0_attention", "layer0_mlp"
         ),
     ],
 )
-def test_norms_are_drawn_in_their_places(norm_pos: Any, wiring: Any) -> None:
+def test_the_diagram_shows_norms_in_their_places(norm_pos: Any, wiring: Any) -> None:
     _, edges = read_chart(mermaid(build(tiny_config(norm_pos=norm_pos), "masked-lm")))
     assert set(wiring) <= set(edges)
 
@@ -423,7 +423,7 @@ def test_arrows_between_layers_follow_their_order() -> None:
     ]
 
 
-def test_labels_describe_the_modules() -> None:
+def test_diagram_labels_describe_the_modules() -> None:
     config = tiny_config(
         local_attention=True, num_global_tokens=2, num_kv_heads=2, qk_norm=True, block_pos_enc_kind="rope"
     )

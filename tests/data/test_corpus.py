@@ -87,7 +87,7 @@ def test_folders_globs_and_files_are_read_in_order_and_once(tmp_path: Path) -> N
     ("one_per", "expected"),
     [("paragraph", ["a\nb", "c"]), ("line", ["a", "b", "c"]), ("file", ["a\nb\n\n\nc\n"])],
 )
-def test_what_a_document_is_in_a_text_file(tmp_path: Path, one_per: Any, expected: Any) -> None:
+def test_one_per_defines_the_documents_of_a_text_file(tmp_path: Path, one_per: Any, expected: Any) -> None:
     (tmp_path / "a.txt").write_text("a\nb\n\n\nc\n")
     assert read(FileCorpus((str(tmp_path),), one_per=one_per))[0] == expected
 
@@ -181,7 +181,7 @@ def test_bad_rows_of_tables_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_a_file_that_breaks_off_is_named(tmp_path: Path, name: Any) -> None:
+def test_a_truncated_file_raises_an_error_that_names_it(tmp_path: Path, name: Any) -> None:
     generator = random.Random(0)
     lines = [json.dumps({"text": f"{generator.getrandbits(400):x}"}) for _ in range(4000)]
     data = ("\n".join(lines) + "\n").encode()
@@ -194,14 +194,14 @@ def test_a_file_that_breaks_off_is_named(tmp_path: Path, name: Any) -> None:
     assert name in tally.named[-1]
 
 
-def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_broken_parquet_file_raises_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no parquet at all")
     texts, tally = read(FileCorpus((str(tmp_path / "a.parquet"),)))
     assert (texts, tally.bad) == ([], 1)
     assert "damaged" in tally.named[0]
 
 
-def test_too_many_bad_records_stop_and_few_do_not() -> None:
+def test_too_many_bad_records_raise_and_few_do_not() -> None:
     tally = RecordCounts(
         good=98, bad=2, named=["a.jsonl line 3: the text is empty", "a.jsonl line 9: the text is empty"]
     )
@@ -221,7 +221,7 @@ def test_too_many_bad_records_stop_and_few_do_not() -> None:
         ("empty", r"has no \.txt, \.jsonl"),
     ],
 )
-def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path: Path, name: Any, message: Any) -> None:
+def test_missing_or_unreadable_files_raise(tmp_path: Path, name: Any, message: Any) -> None:
     (tmp_path / "a.md").write_text("a")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=message):
@@ -231,7 +231,7 @@ def test_files_that_are_not_there_or_not_readable_are_errors(tmp_path: Path, nam
 # ---------------------------------------------------------------------- held out, samples, datasets
 
 
-def test_the_held_out_share_follows_from_the_text_alone(tmp_path: Path) -> None:
+def test_the_held_out_share_depends_only_on_the_text(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(4000)]
     write_kind(tmp_path / "a.jsonl", "jsonl", texts)
     write_kind(tmp_path / "b.jsonl", "jsonl", texts[::-3])
@@ -247,7 +247,7 @@ def test_the_held_out_share_follows_from_the_text_alone(tmp_path: Path) -> None:
     assert all(sides[0][text] == side for text, side in sides[1].items())
 
 
-def test_a_sample_is_spread_over_the_corpus_and_holds_nothing_held_out(tmp_path: Path) -> None:
+def test_a_sample_is_spread_over_the_corpus_without_held_out_texts(tmp_path: Path) -> None:
     texts = [f"text {number:05}" for number in range(4000)]
     write_kind(tmp_path / "a.jsonl", "jsonl", texts)
     corpus = FileCorpus((str(tmp_path),), held_out=0.2, shard_bytes=20_000)
@@ -290,7 +290,7 @@ def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
     assert "there is no column 'txt' (did you mean 'text'?)" in tally.named[0]
 
 
-def test_a_dataset_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_dataset_raises(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match="`datasets` cannot load it"):
         DatasetCorpus(str(tmp_path / "nothing")).shards()
@@ -360,7 +360,7 @@ def make_packages(root: Any) -> None:
     )
 
 
-def test_the_corpus_of_docstrings(tmp_path: Path) -> None:
+def test_the_docstring_corpus_reads_each_package_once(tmp_path: Path) -> None:
     root = tmp_path / "packages"
     make_packages(root)
     target = tmp_path / "docstrings.jsonl"
@@ -389,7 +389,7 @@ def test_the_corpus_of_docstrings(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_worker_is_an_error_in_one_sentence() -> None:
+def test_a_killed_worker_raises_one_clear_sentence() -> None:
     with pytest.raises(DataError, match="A worker process was killed"), worker_pool(1) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
@@ -405,8 +405,8 @@ def test_packages_are_held_out_within_the_share(sizes: Any, share: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [128, 512])
-def test_at_least_98_percent_of_the_slots_hold_tokens_of_docstrings(tmp_path: Path, length: Any) -> None:
-    """On the documentation of the standard library alone, which is small."""
+def test_packing_docstrings_fills_at_least_98_percent_of_the_slots(tmp_path: Path, length: Any) -> None:
+    """Uses only the standard library's documentation, which is small."""
     gather_docstrings(tmp_path / "docstrings.jsonl", roots=python_roots()[:1])
     corpus = docstring_corpus(tmp_path / "docstrings.jsonl")
     tokenizer = train_tokenizer("wordpiece", 8192, corpus.sample(4 * 10**6))

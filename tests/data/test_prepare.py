@@ -1,4 +1,4 @@
-"""Tokenizers and token shards: exact, resumable, and the commands that make them."""
+"""Tokenizers and token shards: exactness, resuming, and the commands that write them."""
 
 from __future__ import annotations
 
@@ -79,22 +79,22 @@ def test_a_trained_tokenizer_opens_in_transformers(tmp_path: Path, kind: Any) ->
     )
 
 
-def test_byte_pairs_lose_nothing() -> None:
+def test_byte_level_bpe_is_lossless() -> None:
     tokenizer = train_tokenizer("bpe", 300, ["a b"])
     text = "Ünïcode 四 \t tabs\nand 🙂 lines"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_training_does_not_depend_on_the_run(kind: Any) -> None:
-    """The library's trainer of WordPiece gives other vocabularies at every call."""
+def test_tokenizer_training_is_deterministic(kind: Any) -> None:
+    """The WordPiece trainer of the tokenizers library gives a different vocabulary at every call."""
     texts = [*make_texts(80), *(f"rare{character} word{character}{character}" for character in "äßçðéfghij0123456789")]
     vocabularies = [train_tokenizer(kind, 300, texts).get_vocab() for _ in range(4)]
     assert all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
     assert len(vocabularies[0]) == 300 or kind == "wordpiece"
 
 
-def test_word_pieces_are_the_frequent_parts_of_words() -> None:
+def test_wordpiece_learns_the_frequent_parts_of_words() -> None:
     texts = ["lower newest widest " * 10, "low " * 50]
     tokenizer = train_tokenizer("wordpiece", 60, texts)
     letters = set("".join(texts)) - {" "}
@@ -112,12 +112,12 @@ def test_word_pieces_are_the_frequent_parts_of_words() -> None:
         ("unigram", 100, "'unigram'; it must be wordpiece or bpe"),
     ],
 )
-def test_impossible_tokenizers_are_errors(kind: Any, size: Any, message: Any) -> None:
+def test_impossible_tokenizer_settings_raise(kind: Any, size: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         train_tokenizer(kind, size, ["a"])
 
 
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a folder with a tokenizer"):
         load_fast_tokenizer(tmp_path / "missing")
     with pytest.raises(ValueError, match="Cannot load a tokenizer"):
@@ -127,7 +127,7 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- shards
 
 
-def test_a_store_holds_what_the_tokenizer_gives(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+def test_token_shards_contain_what_the_tokenizer_returns(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     store = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
     texts = make_texts(600)
     expected = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
@@ -160,7 +160,7 @@ def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path: Path, corpus
     assert not store[7].flags.writeable
 
 
-def test_names_of_special_tokens_in_a_text_are_text(tmp_path: Path, tokenizer: Any) -> None:
+def test_names_of_special_tokens_in_a_text_are_tokenized_as_text(tmp_path: Path, tokenizer: Any) -> None:
     write_texts(tmp_path / "a.jsonl", ["the [MASK] model", "[CLS] it"])
     store = prepare(FileCorpus((str(tmp_path / "a.jsonl"),)), tokenizer, tmp_path / "store", workers=1)
     ids = np.concatenate([store[0], store[1]])
@@ -177,7 +177,7 @@ def contents(folder: Any) -> Any:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_what_is_there_is_used_again(
+def test_existing_shards_are_reused(
     tmp_path: Path, corpus: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "store"
@@ -207,7 +207,7 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path: Path
     assert len(list(folder.glob("*.arrow"))) == 1
 
 
-def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path: Path, tokenizer: Any) -> None:
+def test_bad_records_are_reported_and_raise_beyond_the_allowed_share(tmp_path: Path, tokenizer: Any) -> None:
     write_texts(tmp_path / "a.jsonl", [*make_texts(30), "", *make_texts(30, 1), "", *make_texts(30, 2)])
     corpus = FileCorpus((str(tmp_path / "a.jsonl"),), shard_bytes=3000)
     with pytest.raises(DataError, match=r"2 of 92 records cannot be used.*a\.jsonl line 31: the text is empty"):
@@ -220,13 +220,13 @@ def test_bad_records_are_named_and_stop_beyond_the_share(tmp_path: Path, tokeniz
     assert store.counts["bad_records"] == 2
 
 
-def test_a_folder_without_tokens_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_tokens_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no tokens\.json; write it with `bertblocks data prepare`"):
         TokenStore(tmp_path)
 
 
-def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
-    """Every byte counts: of those of a shard, a flipped token id would train other weights without a word."""
+def test_a_flipped_byte_in_a_shard_raises(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+    """A flipped token id would silently train different weights."""
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     shard = folder / "shard-00001.arrow"
@@ -256,7 +256,9 @@ def test_a_flipped_byte_in_a_shard_is_noticed(tmp_path: Path, corpus: Any, token
         ("plan.json", b"[]"),
     ],
 )
-def test_damaged_stores_are_one_sentence(tmp_path: Path, corpus: Any, tokenizer: Any, name: Any, content: Any) -> None:
+def test_damaged_token_shards_raise_one_clear_sentence(
+    tmp_path: Path, corpus: Any, tokenizer: Any, name: Any, content: Any
+) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     (folder / name).unlink()
@@ -268,7 +270,7 @@ def test_damaged_stores_are_one_sentence(tmp_path: Path, corpus: Any, tokenizer:
         TokenStore(folder) if name == "tokens.json" else prepare(corpus, tokenizer, folder, workers=1)
 
 
-def test_stores_without_checksums_still_open(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+def test_token_shards_without_checksums_still_open(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
     info = json.loads((folder / "tokens.json").read_text())
@@ -288,7 +290,7 @@ prepare(corpus, tokenizer, sys.argv[3], workers=1, on_shard=lambda done, total: 
 """
 
 
-def test_killed_half_way_and_run_again_it_gives_the_same_files(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+def test_a_killed_preparation_resumes_to_the_same_files(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     prepare(corpus, load_fast_tokenizer(tmp_path / "tokenizer"), tmp_path / "whole", workers=1)
     command = [sys.executable, "-c", KILLED, corpus.files[0], str(tmp_path / "tokenizer"), str(tmp_path / "killed")]
@@ -382,7 +384,7 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path: Path) -> None
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
 
 
-def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_while_a_tokenizer_is_written_gives_one_sentence(tmp_path: Path) -> None:
     import resource
 
     write_texts(tmp_path / "a.jsonl", make_texts(50))
@@ -398,7 +400,7 @@ def test_a_full_disk_while_a_tokenizer_is_written_is_one_sentence(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_commands_say_in_one_sentence_what_is_wrong(tmp_path: Path, tokenizer: Any) -> None:
+def test_data_commands_report_errors_in_one_sentence(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     write_texts(tmp_path / "a.jsonl", [""])
     common = ["--tokenizer", tmp_path / "tokenizer"]

@@ -1,4 +1,4 @@
-"""The stream of packed rows: permutations, packing, addresses."""
+"""The stream of packed rows: permutations, packing, positions in the stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bertblocks.data.stream import (
 
 
 class Texts:
-    """Documents whose tokens tell where they stand: document times a million, plus the place."""
+    """Documents whose tokens encode their origin: a million times the document, plus the position."""
 
     def __init__(self, lengths: Any) -> None:
         self.lengths = np.array(lengths)
@@ -41,13 +41,13 @@ lengths_of_texts = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
 @settings(max_examples=60, deadline=None)
-def test_a_permutation_takes_every_index_to_another(size: Any, key: Any) -> None:
+def test_permutations_are_bijective(size: Any, key: Any) -> None:
     assert sorted(permute(np.arange(size), size, combine(key)).tolist()) == list(range(size))
 
 
 @given(st.integers(1, 10**15), st.integers(0, 2**63), st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None)
-def test_an_index_goes_to_the_same_place_alone_and_in_company(size: Any, key: Any, index: Any) -> None:
+def test_permuting_one_index_equals_permuting_many(size: Any, key: Any, index: Any) -> None:
     indices = (index + np.arange(5)) % size
     together = permute(indices, size, combine(key))
     alone = [int(permute(indices[number : number + 1], size, combine(key))[0]) for number in range(5)]
@@ -55,7 +55,7 @@ def test_an_index_goes_to_the_same_place_alone_and_in_company(size: Any, key: An
     assert all(0 <= place < size for place in alone)
 
 
-def test_permutations_of_three_are_all_as_likely() -> None:
+def test_all_permutations_of_three_are_equally_likely() -> None:
     keys = combine("test", np.repeat(np.arange(12_000), 3))
     found = permute(np.tile(np.arange(3), 12_000), 3, keys).reshape(-1, 3)
     counts = Counter(map(tuple, found.tolist()))
@@ -78,7 +78,7 @@ def test_uniform_numbers_are_uniform_along_counters_and_along_keys() -> None:
 
 
 def naive_best_fit(lengths: Any, capacity: Any) -> Any:
-    """How full each row gets, by looking at all rows for every piece."""
+    """How full each row gets if all rows are searched for every segment."""
     rooms: list[int] = []
     for size in sorted(lengths, reverse=True):
         fitting = [number for number, room in enumerate(rooms) if room >= size]
@@ -98,7 +98,7 @@ def test_packing_is_best_fit_decreasing(lengths: Any, capacity: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 9])
-def test_a_length_that_does_not_fit_a_row_is_an_error(wrong: Any) -> None:
+def test_packing_a_length_beyond_the_row_raises(wrong: Any) -> None:
     with pytest.raises(ValueError, match=f"A length is {wrong}; rows of 8 slots take lengths of 1 to 8"):
         best_fit([3, wrong], 8)
 
@@ -115,7 +115,9 @@ def names(rows: Any) -> Any:
 
 @given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99), st.lists(st.integers(0, 9)))
 @settings(max_examples=50, deadline=None)
-def test_a_take_is_what_smaller_takes_give(lengths: Any, length: Any, overhead: Any, seed: Any, counts: Any) -> None:
+def test_one_large_take_equals_several_small_ones(
+    lengths: Any, length: Any, overhead: Any, seed: Any, counts: Any
+) -> None:
     def make() -> Any:
         return PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
 
@@ -130,7 +132,7 @@ def test_a_take_is_what_smaller_takes_give(lengths: Any, length: Any, overhead: 
 
 
 def take_epochs(stream: Any, epochs: Any) -> Any:
-    """All pieces of these epochs of a stream with one source."""
+    """All segments of these epochs of a stream with one source."""
     pieces: list[DocumentChunk] = []
     position = Position()
     wanted = epochs * stream.sources[0].count
@@ -143,7 +145,7 @@ def take_epochs(stream: Any, epochs: Any) -> Any:
 
 @given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(
+def test_each_epoch_contains_every_token_once_in_segments_of_one_document(
     lengths: Any, length: Any, overhead: Any, seed: Any
 ) -> None:
     stream = PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
@@ -158,13 +160,13 @@ def test_each_epoch_holds_every_token_once_in_pieces_of_one_document(
         assert np.array_equal(np.diff(piece.ids), np.ones(len(piece.ids) - 1))
 
 
-def test_pieces_are_counted_along_the_stream_without_gaps() -> None:
+def test_segments_are_numbered_along_the_stream_without_gaps() -> None:
     stream = PackedStream([StreamSource(Texts([5, 30, 2])), StreamSource(Texts([7] * 4), 2.0)], 16, 2, 0, pool_rows=3)
     rows, _ = stream.take(Position(), 40)
     assert [piece.stream_index for row in rows for piece in row] == list(range(sum(map(len, rows))))
 
 
-def test_epochs_phases_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_phases_and_seeds_have_different_orders() -> None:
     def order(seed: Any, phase: Any, epoch: Any = 0) -> Any:
         stream = PackedStream([StreamSource(Texts([9] * 50))], 12, 2, seed, phase, pool_rows=4)
         return [piece.index for piece in take_epochs(stream, epoch + 1) if piece.epoch == epoch]
@@ -177,7 +179,7 @@ def test_epochs_phases_and_seeds_have_orders_of_their_own() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.05, 5), st.integers(1, 60)), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_tokens_are_shared_by_weight(mixture: Any) -> None:
+def test_sources_get_tokens_in_proportion_to_their_weights(mixture: Any) -> None:
     sources = [StreamSource(Texts([length] * 7), weight) for weight, length in mixture]
     stream = PackedStream(sources, 32, 2, 0, pool_rows=8)
     rows, position = stream.take(Position(), 1)
@@ -193,13 +195,13 @@ def test_tokens_are_shared_by_weight(mixture: Any) -> None:
     assert np.abs(tokens / tokens.sum() - wanted).max() < 0.03
 
 
-def test_only_documents_of_enough_tokens_are_drawn() -> None:
+def test_only_documents_with_min_tokens_are_drawn() -> None:
     stream = PackedStream([StreamSource(Texts([3, 20, 8, 40]), min_tokens=10)], 12, 2, 0, pool_rows=4)
     rows, _ = stream.take(Position(), 30)
     assert {int(piece.ids[0]) // 1_000_000 for row in rows for piece in row} == {1, 3}
 
 
-def test_rows_of_every_batch_have_short_and_long_pieces() -> None:
+def test_rows_of_every_batch_mix_short_and_long_segments() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=4000)
     rows, _ = PackedStream([StreamSource(Texts(lengths))], 64, 2, 0, pool_rows=512).take(Position(), 480)
     parts = [rows[start : start + 60] for start in range(0, 480, 60)]
@@ -215,13 +217,13 @@ def test_rows_of_every_batch_have_short_and_long_pieces() -> None:
         ({"weight": 0}, 8, "Source 0 has the weight 0; it must be above 0"),
     ],
 )
-def test_impossible_streams_are_errors(options: Any, length: Any, message: Any) -> None:
+def test_impossible_stream_settings_raise(options: Any, length: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         PackedStream([StreamSource(Texts([3]), **options)], length, 2, 0)
 
 
-def test_any_step_is_reached_directly() -> None:
-    """Far into the stream a take costs one pool, not the pools before."""
+def test_reaching_a_late_step_reads_one_pool() -> None:
+    """Taking rows far into the stream reads one pool, not all pools before it."""
 
     def take() -> Any:
         return PackedStream([StreamSource(Texts([5, 9, 14] * 40))], 16, 2, 3, pool_rows=8).take(Position(10**9, 3), 4)
@@ -232,7 +234,7 @@ def test_any_step_is_reached_directly() -> None:
     assert all(a.stream_index + 1 == b.stream_index for row in far for a, b in pairwise(row))
 
 
-def test_a_sample_of_documents_depends_on_the_seed_alone_and_is_cut_without_loss() -> None:
+def test_a_sample_of_documents_depends_only_on_the_seed_and_loses_no_token() -> None:
     sources = [Texts([5, 9, 0, 14] * 10), Texts([40] * 5)]
     sample = sample_documents(sources, 120, seed=1)
     for source, documents in enumerate(sources):

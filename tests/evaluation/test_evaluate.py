@@ -1,4 +1,4 @@
-"""Evaluation: pseudo-perplexity by brute force, files with known answers, paired comparison, needle, GLUE's folder."""
+"""Evaluation: pseudo-perplexity against brute force, files with known answers, paired comparison, needle, GLUE."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_pseudo_perplexity_is_one_mask_at_a_time(language_model: Any, tmp_path: Path) -> None:
+def test_pseudo_perplexity_equals_masking_one_token_at_a_time(language_model: Any, tmp_path: Path) -> None:
     texts = ["They talked about the weather", "the river is silver ."]
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts))
@@ -66,7 +66,7 @@ def test_pseudo_perplexity_is_one_mask_at_a_time(language_model: Any, tmp_path: 
     assert done.scores["tokens"] == len(losses)
 
 
-def test_needle_hides_the_fact_where_it_says() -> None:
+def test_needle_places_the_fact_at_the_stated_depth() -> None:
     tokenizer = TextTokenizer(make_tokenizer())
     words = {word: tokenizer.tokenize([word])[0].ids[0] for word in WORDS}
     for depth in (0.0, 0.5, 1.0):
@@ -82,7 +82,7 @@ def test_needle_hides_the_fact_where_it_says() -> None:
             assert abs(share - depth) < 0.35
 
 
-def test_needle_of_an_untrained_model_is_near_chance(language_model: Any) -> None:
+def test_an_untrained_model_finds_the_needle_by_chance(language_model: Any) -> None:
     done = needle(language_model, [40, 60], [0.0, 1.0], samples=20)
     assert done.accuracy.shape == (2, 2)
     assert done.chance == pytest.approx(1 / len(WORDS))
@@ -113,7 +113,7 @@ def test_files_are_scored_with_the_models_own_labels(classifier: Any, tmp_path: 
         evaluate("classify", classifier, path)
 
 
-def test_comparison_is_paired() -> None:
+def test_evaluate_compares_models_with_a_paired_test() -> None:
     right = np.random.default_rng(0).random(400) < 0.5
     better = right | (np.arange(400) % 10 == 0)
     first, second = (
@@ -148,7 +148,7 @@ def test_the_command(classifier: Any, language_model: Any, tmp_path: Path) -> No
     assert "does not have a masked-lm head" in text
 
 
-def test_glue_runs_from_its_own_files(language_model: Any, tmp_path: Path) -> None:
+def test_glue_runs_on_its_published_files(language_model: Any, tmp_path: Path) -> None:
     data = tmp_path / "glue"
     for task, header, row in (
         ("CoLA", "", "x\t{label}\t\tthe river is stone ."),

@@ -9,7 +9,7 @@ import numpy as np
 from bertblocks.evaluation.significance import paired_bootstrap
 
 
-def test_bootstrap_sees_a_real_difference_and_not_a_chance_one() -> None:
+def test_bootstrap_detects_a_real_difference_and_no_chance_difference() -> None:
     generator = np.random.default_rng(0)
     first = generator.random(500) < 0.70
     better, same = first | (generator.random(500) < 0.3), generator.permutation(first)

@@ -28,7 +28,7 @@ QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *FACTORISED, *SHARED
 
 
 def few_layers(choice: dict) -> dict:
-    """Two, where the choice does not speak of three."""
+    """Two layers, unless the options name a third."""
     return choice if {"layer_types", "num_hidden_groups"} & set(choice) else {"num_hidden_layers": 2, **choice}
 
 
@@ -89,7 +89,7 @@ def test_padded_rows_of_random_configs_match_torch(config: Any, lengths: Any, pa
     ids=label,
 )
 def test_blocks_that_depend_on_the_sequence_match_torch(choice: Any) -> None:
-    """Lengths beyond the 16 positions that RoPE's scaling starts from, mask tokens, and positions from an offset."""
+    """Covers lengths beyond the 16 positions at which RoPE's scaling starts, mask tokens, and a position offset."""
     embedding = "learned" if "position_offset" in choice else "none"
     options = {"embd_pos_enc_kind": embedding, "max_position_embeddings": 16, "pooler": False, **choice}
     model = BertBlocksModel(tiny_config(num_hidden_layers=2, **options)).eval()
@@ -109,8 +109,10 @@ def test_blocks_that_depend_on_the_sequence_match_torch(choice: Any) -> None:
         ({"local_attention": True, "num_global_tokens": 2}, 4000),
     ],
 )
-def test_blocks_of_queries_equal_all_at_once(choice: Any, max_scores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few queries against the keys in reach, one block or several at a time."""
+def test_attention_by_blocks_of_queries_equals_attention_at_once(
+    choice: Any, max_scores: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Covers one block of queries and several at a time."""
     model = BertBlocksModel(tiny_config(num_hidden_layers=1, pooler=False, block_pos_enc_kind="alibi", **choice))
     weights = torch.randn(*ROWS.shape, 32)
     expected = model(ROWS, packed_seqlens=PACKED).last_hidden_state

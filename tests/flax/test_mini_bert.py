@@ -69,6 +69,6 @@ def test_invalid_input_raises_an_error_that_names_it(changes: Any, message: Any)
         mini_bert_forward(**{**GOOD, **changes})
 
 
-def test_words_are_not_ids() -> None:
+def test_texts_instead_of_ids_raise() -> None:
     with pytest.raises(TypeError, match="token_ids holds"):
         mini_bert_forward(**{**GOOD, "token_ids": ["a", "b"]})

@@ -260,7 +260,7 @@ def test_weights_are_initialized_as_in_torch() -> None:
 
 
 def test_every_family_loads_and_matches_torch(tmp_path: Path) -> None:
-    """As a masked language model, from a folder of transformers or NeoBERT."""
+    """Loads a masked language model from a folder of transformers or NeoBERT."""
     from pathlib import Path
 
     import transformers
@@ -390,12 +390,12 @@ def run_python(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_core_never_imports_jax() -> None:
+def test_bertblocks_without_flax_never_imports_jax() -> None:
     modules = "bertblocks, bertblocks.models, bertblocks.checkpoints.load, bertblocks.cli.main"
     done = run_python(f"import sys, {modules}; print([name for name in ('jax', 'flax') if name in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_missing_jax_is_named() -> None:
+def test_a_missing_jax_raises_an_error_that_names_it() -> None:
     done = run_python("import sys; sys.modules['jax'] = None\nimport bertblocks.flax")
     assert "bertblocks.flax needs jax, which is not installed: pip install 'bertblocks[jax]'" in done.stderr

@@ -1,4 +1,4 @@
-"""Streams, files, hardware choices and MTEB."""
+"""Streaming, files, hardware choices and MTEB."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def predictor() -> Predictor:
 
 
 def texts_of(count: int) -> list[str]:
-    """Texts of all lengths, no two neighbours alike."""
+    """Texts of all lengths, with neighbours that differ."""
     return [" ".join(WORDS[index % 5 : index % 5 + 1 + 3 * index % 7]) for index in range(count)]
 
 
@@ -42,7 +42,7 @@ def texts_of(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
-def test_results_come_in_the_order_of_texts(predictor: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+def test_results_are_in_the_order_of_the_texts(predictor: Any, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 16)
     texts = texts_of(50)
     alone = np.concatenate([predictor.encode([text]) for text in texts])
@@ -51,7 +51,7 @@ def test_results_come_in_the_order_of_texts(predictor: Any, monkeypatch: pytest.
     assert predictor.stats.tokens == sum(len(predictor.tokenizer(text)["input_ids"]) for text in texts)
 
 
-def test_read_ahead_of_an_endless_source_is_bounded(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_from_an_endless_source_is_bounded(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 8)
     read = 0
 
@@ -70,7 +70,7 @@ def test_read_ahead_of_an_endless_source_is_bounded(predictor: Any, monkeypatch:
     assert not threads
 
 
-def test_long_texts_are_read_ahead_by_characters(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_counts_characters_of_long_texts(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_CHARACTERS", 100)
     sizes = []
     preprocess = predictor._pipeline("encode", {}).preprocess
@@ -80,7 +80,7 @@ def test_long_texts_are_read_ahead_by_characters(predictor: Any, monkeypatch: py
     assert sizes == [2, 2, 1]
 
 
-def test_a_source_that_pauses_gets_its_results_at_once(predictor: Any) -> None:
+def test_results_do_not_wait_for_a_source_that_pauses(predictor: Any) -> None:
     """The next text is sent only after the result of the last one: a held-back result would hang the test."""
     questions: queue.Queue[str | None] = queue.Queue()
     results = predictor.stream("encode", iter(questions.get, None))
@@ -91,7 +91,7 @@ def test_a_source_that_pauses_gets_its_results_at_once(predictor: Any) -> None:
     assert list(results) == []
 
 
-def test_errors_of_the_source_reach_the_caller(predictor: Any) -> None:
+def test_errors_of_the_input_iterator_reach_the_caller(predictor: Any) -> None:
     def broken() -> Iterator[Any]:
         yield "plain"
         raise OSError("the disk is gone")
@@ -100,7 +100,7 @@ def test_errors_of_the_source_reach_the_caller(predictor: Any) -> None:
         predictor.encode(broken())
 
 
-def test_an_error_of_the_source_comes_after_the_results_before_it(predictor: Any) -> None:
+def test_an_error_of_the_input_iterator_comes_after_earlier_results(predictor: Any) -> None:
     def broken() -> Iterator[Any]:
         yield from WORDS
         raise OSError("the disk is gone")
@@ -112,7 +112,7 @@ def test_an_error_of_the_source_comes_after_the_results_before_it(predictor: Any
 
 
 @pytest.mark.parametrize("kind", [list, iter])
-def test_a_bad_input_loses_no_result_before_it(predictor: Any, kind: Any) -> None:
+def test_a_bad_input_raises_after_the_results_before_it(predictor: Any, kind: Any) -> None:
     results = predictor.stream("encode", kind(["plain", "words", None, "here"]))
     np.testing.assert_allclose([next(results), next(results)], predictor.encode(["plain", "words"]), atol=1e-6)
     with pytest.raises(TypeError, match="Text 2 is None; it must be a string"):
@@ -120,7 +120,7 @@ def test_a_bad_input_loses_no_result_before_it(predictor: Any, kind: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", [list, iter])
-def test_errors_can_take_the_place_of_results(predictor: Any, kind: Any) -> None:
+def test_errors_can_be_returned_in_place_of_results(predictor: Any, kind: Any) -> None:
     results = list(predictor.stream("encode", kind(["plain", None, "here", "\ud83d"]), return_exceptions=True))
     assert [type(result) for result in results] == [np.ndarray, TypeError, np.ndarray, ValueError]
     np.testing.assert_allclose([results[0], results[2]], predictor.encode(["plain", "here"]), atol=1e-6)
@@ -145,7 +145,7 @@ def test_read_ahead_is_bounded_in_characters(predictor: Any, monkeypatch: pytest
     results.close()
 
 
-def test_bad_inputs_are_numbered_through_the_stream(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_inputs_are_numbered_across_the_whole_stream(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ITEMS", 4)
     results = predictor.stream("encode", iter([*texts_of(10), 7]))
     with pytest.raises(TypeError, match="Text 10 is 7; it must be a string"):
@@ -169,7 +169,7 @@ def test_the_number_of_threads_is_restored() -> None:
 # ---------------------------------------------------------------------- files
 
 
-def test_a_path_stands_for_its_lines(predictor: Any, tmp_path: Path) -> None:
+def test_a_path_means_the_lines_of_the_file(predictor: Any, tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_bytes("\ufeffplain words\r\n\ntwo 北京".encode())
     assert list(Lines(path)) == ["plain words", "", "two 北京"]
@@ -179,7 +179,7 @@ def test_a_path_stands_for_its_lines(predictor: Any, tmp_path: Path) -> None:
     assert predictor.encode(tmp_path / "empty.txt").shape == (0, 64)
 
 
-def test_a_line_that_is_not_utf8_is_named(predictor: Any, tmp_path: Path) -> None:
+def test_a_line_that_is_not_utf8_raises_an_error_that_names_it(predictor: Any, tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes("plain\ncafé\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt line 2: byte 0xe9 is not UTF-8"):
@@ -191,7 +191,7 @@ def test_a_line_that_is_not_utf8_is_named(predictor: Any, tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- progress
 
 
-def test_progress_shows_counts_speed_and_what_is_left(
+def test_progress_shows_counts_speed_and_time_left(
     predictor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -300,7 +300,7 @@ def task() -> Any:
     return SmallSTS()
 
 
-def test_a_predictor_passes_as_an_mteb_encoder(predictor: Any, task: Any) -> None:
+def test_mteb_accepts_the_encoder(predictor: Any, task: Any) -> None:
     import mteb
     from mteb.models import EncoderProtocol
 

@@ -27,7 +27,7 @@ from tests.helpers import pad_ids, ragged_ids, tiny_config
 
 @pytest.mark.parametrize("task", list(TASK_MODELS))
 def test_sdpa_and_eager_give_the_same_outputs(task: Any, tmp_path: Path) -> None:
-    """As transformers' own test does, by the names that it looks for."""
+    """Follows transformers' own test and the names it looks for."""
     model_class = TASK_MODELS[task]
     assert model_class._supports_sdpa
     model_class(tiny_config(mask_token_id=3)).save_pretrained(tmp_path)
@@ -40,7 +40,7 @@ def test_sdpa_and_eager_give_the_same_outputs(task: Any, tmp_path: Path) -> None
     torch.testing.assert_close(outputs["sdpa"], outputs["eager"], atol=1e-5, rtol=1e-4)
 
 
-def test_the_default_backend_is_reported_as_sdpa_and_kept(tmp_path: Path) -> None:
+def test_the_default_backend_is_reported_as_sdpa_and_survives_saving(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config())
     assert model.config.attention_backend == "auto"
     assert model.config._attn_implementation == BertModel(BertConfig(num_hidden_layers=1)).config._attn_implementation
@@ -52,7 +52,7 @@ def test_the_default_backend_is_reported_as_sdpa_and_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("add_pooling_layer", [True, False])
-def test_add_pooling_layer_is_that_of_transformers(tmp_path: Path, add_pooling_layer: Any) -> None:
+def test_add_pooling_layer_works_as_in_transformers(tmp_path: Path, add_pooling_layer: Any) -> None:
     config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40)
     for name, auto_config in (("theirs", config), ("ours", tiny_config())):
         AutoModel.from_config(auto_config).save_pretrained(tmp_path / name)
@@ -66,7 +66,7 @@ def test_add_pooling_layer_is_that_of_transformers(tmp_path: Path, add_pooling_l
 @pytest.mark.parametrize(
     ("key", "value"), [("return_loss", True), ("gradient_checkpointing", True), ("first_k_dense_replace", 2)]
 )
-def test_tools_may_note_things_on_a_config(key: Any, value: Any, tmp_path: Path) -> None:
+def test_tools_may_set_extra_attributes_on_a_config(key: Any, value: Any, tmp_path: Path) -> None:
     model = BertBlocksForSequenceClassification(tiny_config())
     setattr(model.config, key, value)
     assert getattr(model.config, key) == value
@@ -75,7 +75,7 @@ def test_tools_may_note_things_on_a_config(key: Any, value: Any, tmp_path: Path)
     BertBlocksForSequenceClassification.from_pretrained(tmp_path)
 
 
-def test_keys_that_a_person_writes_stay_strict() -> None:
+def test_unknown_keys_from_users_still_raise() -> None:
     config = tiny_config()
     with pytest.raises(ConfigError, match=r"'norm_fnn'.*did you mean 'norm_fn'"):
         config.norm_fnn = "rms"
@@ -107,7 +107,7 @@ def test_other_peft_methods_have_defaults(method: Any) -> None:
 
 
 @pytest.mark.parametrize("imports", ["import peft, bertblocks", "import bertblocks, peft"])
-def test_peft_knows_the_models_in_any_order_of_imports(imports: Any) -> None:
+def test_peft_defaults_do_not_depend_on_the_order_of_imports(imports: Any) -> None:
     pytest.importorskip("peft")
     table = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
     check = f"from peft.utils.constants import {table} as table; print(table['bertblocks'])"
@@ -120,7 +120,7 @@ def test_peft_knows_the_models_in_any_order_of_imports(imports: Any) -> None:
 
 @pytest.mark.parametrize("unpad", [True, False])
 def test_a_model_without_token_types_ignores_them(unpad: Any) -> None:
-    """A BERT tokenizer numbers the segments of a pair, and pipelines pass the numbers on."""
+    """A BERT tokenizer returns token types for pairs, and pipelines pass them on."""
     model = BertBlocksModel(tiny_config(type_vocab_size=0, unpad=unpad)).eval()
     ids, mask = pad_ids(ragged_ids([6, 3]))
     expected = model(ids, attention_mask=mask).last_hidden_state
@@ -128,7 +128,7 @@ def test_a_model_without_token_types_ignores_them(unpad: Any) -> None:
         assert torch.equal(model(ids, attention_mask=mask, token_type_ids=types).last_hidden_state, expected)
 
 
-def test_pairs_of_a_bert_tokenizer_pass_pipelines_and_cross_encoders(tmp_path: Path) -> None:
+def test_pairs_of_a_bert_tokenizer_work_in_pipelines_and_cross_encoders(tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     from transformers import BertTokenizer, pipeline
 
@@ -149,7 +149,7 @@ def test_pairs_of_a_bert_tokenizer_pass_pipelines_and_cross_encoders(tmp_path: P
 # ---------------------------------------------------------------------- foreign configs and heads
 
 
-def test_a_config_of_another_family_without_model_type_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_config_of_another_family_without_model_type_raises(tmp_path: Path) -> None:
     """The config.json of Google's BERT has no model_type."""
     config = {"vocab_size": 60, "hidden_size": 32, "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -158,13 +158,13 @@ def test_a_config_of_another_family_without_model_type_is_not_taken_for_ours(tmp
         bertblocks.load(tmp_path)
 
 
-def test_a_misspelled_key_without_model_type_keeps_its_hint() -> None:
+def test_a_misspelled_key_without_model_type_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"'hidden_sise'.*did you mean 'hidden_size'"):
         BertBlocksConfig.from_dict({"hidden_sise": 32})
 
 
 @pytest.mark.parametrize("kind", ["ours", "theirs"])
-def test_the_base_task_ignores_heads_that_no_class_knows(tmp_path: Path, kind: Any) -> None:
+def test_the_base_task_ignores_unknown_heads(tmp_path: Path, kind: Any) -> None:
     config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40)
     ids = torch.tensor([[5, 6, 7]])
     model: Any

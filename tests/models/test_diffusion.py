@@ -45,7 +45,7 @@ def test_loss_is_weighted_by_time_and_divided_by_real_tokens() -> None:
     torch.testing.assert_close(packed, out.loss)
 
 
-def test_the_bound_of_a_uniform_model_is_its_true_loss_on_average() -> None:
+def test_the_bound_of_a_uniform_model_is_on_average_its_true_loss() -> None:
     model = make_uniform().train()
     ids, mask = pad_ids(ragged_ids([20, 13, 30, 7, 25, 18, 9, 11]))
     labels = ids.masked_fill(mask == 0, -100)

@@ -55,14 +55,14 @@ def test_a_tied_language_model_starts_from_an_encoder(
             assert torch.equal(model.model.state_dict()[name], tensor), name
 
 
-def test_load_starts_a_language_model_with_a_warning(encoder: Any, tmp_path: Path) -> None:
+def test_load_logs_a_warning_for_a_new_language_model_head(encoder: Any, tmp_path: Path) -> None:
     with expect_log("decoder, head"):
         model, _ = bertblocks.load(tmp_path, task="masked-lm")
     assert torch.equal(model.model.embedding.token.weight, encoder.embedding.token.weight)
 
 
 @pytest.mark.parametrize("name", sorted(MLM_HEAD))
-def test_half_a_language_model_head_raises(tmp_path: Path, name: Any) -> None:
+def test_an_incomplete_language_model_head_raises(tmp_path: Path, name: Any) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
@@ -97,7 +97,7 @@ def test_a_classifier_is_relabelled_as_in_transformers(tmp_path: Path, auto_clas
         assert torch.equal(tensor, before[f"model.{key}"]), key
 
 
-def test_relabelling_needs_consent_and_consistent_names(tmp_path: Path) -> None:
+def test_relabelling_needs_ignore_mismatched_sizes_and_consistent_names(tmp_path: Path) -> None:
     BertBlocksForSequenceClassification(tiny_config(num_labels=3)).save_pretrained(tmp_path)
     with pytest.raises(OSError, match="the weights do not have the shapes that the config asks for"):
         BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=5)

@@ -1,4 +1,4 @@
-"""Our encoder with the weights of public NeoBERT implementations, against the outputs that those gave.
+"""Our encoder with the weights of public NeoBERT implementations, tested against their outputs.
 
 The files in `tests/golden` hold tiny random models in NeoBERT's own names, with their inputs and outputs in fp32. Each
 test builds the config by hand, brings the weights into our layout, and compares on real tokens.
@@ -21,12 +21,12 @@ MODELS = ["neobert-rope_rms_swiglu", "neobert-learned_layer_gelu", "neobert-ngpt
 
 
 def swiglu_width(intermediate_size: int) -> int:
-    """Two thirds, so that three matrices cost what two did, rounded up to a multiple of 8."""
+    """Two thirds of the size, so that three matrices cost as much as two, rounded up to a multiple of 8."""
     return 8 * math.ceil(int(2 * intermediate_size / 3) / 8)
 
 
 def read_config(reference: dict, weights: dict[str, Tensor], **options: Any) -> BertBlocksConfig:
-    """Choices that `config.json` does not name are those of the official NeoBERT: RoPE, RMSNorm, SwiGLU."""
+    """What `config.json` does not name is as in the official NeoBERT: RoPE, RMSNorm, SwiGLU."""
     has_rope = reference.get("rope", True)
     has_rms = reference.get("rms_norm", True)
     is_ngpt = reference.get("ngpt", False)
@@ -64,7 +64,7 @@ def read_config(reference: dict, weights: dict[str, Tensor], **options: Any) -> 
 
 
 def qkv_rows(weight: Tensor, heads: int) -> Tensor:
-    """Rows [Q_h, K_h, V_h] of one head after the other -> Q|K|V."""
+    """Reorders rows from [Q_h, K_h, V_h] per head to Q|K|V."""
     by_head = weight.view(heads, 3, -1, weight.shape[-1])
     return by_head.transpose(0, 1).reshape(weight.shape)
 
@@ -75,7 +75,7 @@ def second_half_first(x: Tensor) -> Tensor:
 
 
 def read_feed_forward(layer: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All of NeoBERT's forms as ours, whose gate is the first half."""
+    """Converts all forms of NeoBERT to ours, whose gate is the first half."""
     if "c_fc.weight" in layer:  # nGPT: the gate is its second half
         return {
             "mlp.up.weight": second_half_first(layer["c_fc.weight"]),
@@ -158,7 +158,7 @@ def run(model: BertBlocksForMaskedLM, layout: str, ids: Tensor, mask: Tensor) ->
 @pytest.mark.parametrize("layout", ["padded", "ragged", "cu_seqlens", "packed_seqlens"])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_hidden_states_and_logits_are_those_of_the_reference(name: Any, layout: Any, backend: Any) -> None:
+def test_hidden_states_and_logits_equal_the_reference(name: Any, layout: Any, backend: Any) -> None:
     model = load(name, attention_backend=backend, unpad=layout != "padded")
     reference = load_file(FOLDER / name / "reference.safetensors")
     ids, mask = reference["input_ids"], reference["attention_mask"].bool()
@@ -169,7 +169,7 @@ def test_hidden_states_and_logits_are_those_of_the_reference(name: Any, layout: 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batches_of_the_reference_are_ragged(name: Any) -> None:
-    """Otherwise the layouts above are equal."""
+    """With batches of equal lengths, the layouts above would be the same."""
     lengths = load_file(FOLDER / name / "reference.safetensors")["attention_mask"].sum(1).tolist()
     assert len(set(lengths)) == len(lengths)
     assert min(lengths) <= 2

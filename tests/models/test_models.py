@@ -66,7 +66,7 @@ def test_set_rope_theta_leaves_the_model_unchanged_when_it_raises() -> None:
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-def test_masks_in_all_forms_are_the_same_mask(unpad: Any) -> None:
+def test_all_forms_of_a_mask_give_the_same_output(unpad: Any) -> None:
     model = BertBlocksModel(tiny_config(unpad=unpad)).eval()
     ids, mask = batch()
     lowest = torch.finfo(torch.float32).min
@@ -83,7 +83,7 @@ def test_masks_in_all_forms_are_the_same_mask(unpad: Any) -> None:
         assert torch.equal(result, results["bool"]), name
 
 
-def test_embeddings_in_place_of_ids() -> None:
+def test_inputs_embeds_give_the_output_of_ids() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     ids, mask = batch()
     by_ids = model(ids, attention_mask=mask)
@@ -91,7 +91,7 @@ def test_embeddings_in_place_of_ids() -> None:
     assert torch.equal(by_embeddings.last_hidden_state, by_ids.last_hidden_state)
 
 
-def test_token_types_and_positions() -> None:
+def test_token_types_and_positions_change_the_output() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     ids, mask = batch()
     plain = model(ids, attention_mask=mask).last_hidden_state
@@ -105,8 +105,8 @@ def test_token_types_and_positions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rope", "learned"])
-def test_given_positions_are_used_by_rope_and_by_tables(kind: Any) -> None:
-    """Positions 0, 2, 4 of a sequence are those of every second token of a longer one, for a bag of keys."""
+def test_position_ids_are_used_by_rope_and_by_tables(kind: Any) -> None:
+    """A sequence with positions 0, 2, 4 equals every second token of a longer one that cannot see the others."""
     options = {"block_pos_enc_kind": "rope", "embd_pos_enc_kind": "none"} if kind == "rope" else {}
     model = BertBlocksModel(tiny_config(**options, num_hidden_layers=1)).eval()
     ids = torch.tensor([[5, 6, 7]])
@@ -143,7 +143,7 @@ TWO = {"input_ids": torch.tensor([[1, 2]])}
         ({"input_ids": torch.tensor([1, 2]), "cu_seqlens": torch.tensor([0, 3])}, r"cu_seqlens is \[0, 3\]"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(arguments: Any, message: Any) -> None:
+def test_invalid_input_raises_one_clear_sentence(arguments: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         BertBlocksModel(tiny_config())(**arguments)
 
@@ -155,7 +155,7 @@ def test_position_ids_without_a_position_encoding_raise(kind: Any) -> None:
         model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))
 
 
-def test_positions_of_flat_and_wrong_shape() -> None:
+def test_position_ids_of_flat_input_and_of_a_wrong_shape() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     flat, bounds = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3])
     given = model(flat, cu_seqlens=bounds, position_ids=torch.tensor([[0, 1, 0]])).last_hidden_state
@@ -165,7 +165,7 @@ def test_positions_of_flat_and_wrong_shape() -> None:
 
 
 def test_positions_with_an_offset_count_real_tokens_only() -> None:
-    """RoBERTa's rule, for a mask with a hole."""
+    """RoBERTa's rule, with a mask that has a hole."""
     model = BertBlocksModel(tiny_config(position_offset=2))
     positions = []
     model.embedding.position.table.register_forward_hook(lambda module, inputs, output: positions.append(inputs[0]))
@@ -176,7 +176,7 @@ def test_positions_with_an_offset_count_real_tokens_only() -> None:
 # ---------------------------------------------------------------------- output
 
 
-def test_attentions_are_transformers_attentions() -> None:
+def test_attentions_equal_transformers() -> None:
     config = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
         attn_implementation="eager",
@@ -198,7 +198,7 @@ def test_attentions_are_transformers_attentions() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_attentions_stand_at_the_columns_of_their_tokens(side: Any, unpad: Any) -> None:
+def test_attentions_are_in_the_columns_of_their_tokens(side: Any, unpad: Any) -> None:
     model = BertBlocksModel(tiny_config(unpad=unpad)).eval()
     sequences = ragged_ids([6, 3])
     ids, mask = pad_ids(sequences, side)
@@ -209,7 +209,7 @@ def test_attentions_stand_at_the_columns_of_their_tokens(side: Any, unpad: Any) 
         torch.testing.assert_close(weights[row][:, real][:, :, real], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_attentions_of_packed_input_are_by_sequence() -> None:
+def test_attentions_of_packed_input_are_one_per_sequence() -> None:
     model = BertBlocksModel(tiny_config()).eval()
     sequences = ragged_ids([6, 3])
     packed = model(torch.cat(sequences), cu_seqlens=torch.tensor([0, 6, 9]), output_attentions=True).attentions[0]
@@ -218,7 +218,7 @@ def test_attentions_of_packed_input_are_by_sequence() -> None:
     torch.testing.assert_close(packed[1, :, :3, :3], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_attentions_of_nothing_but_padding_are_zero() -> None:
+def test_attentions_of_padding_only_are_zero() -> None:
     model = BertBlocksModel(tiny_config())
     for unpad in (True, False):
         model.config.unpad = unpad
@@ -295,8 +295,8 @@ def test_training_sends_only_labelled_tokens_through_the_head() -> None:
     assert model(ids, attention_mask=mask, labels=labels).logits.shape == (4, 12, 60)
 
 
-def test_loss_by_the_number_of_items_of_the_whole_batch() -> None:
-    """Two halves of a batch, each divided by the labels of both, add up to the loss of the whole."""
+def test_num_items_in_batch_divides_the_loss() -> None:
+    """The losses of two halves, each divided by the labels of both, add up to the loss of the whole batch."""
     model = BertBlocksForMaskedLM(tiny_config()).train()
     ids, mask = pad_ids(ragged_ids([12, 5, 9, 2]))
     labels = torch.where((torch.rand(ids.shape) < 0.5) & (mask == 1), ids, -100)
@@ -320,7 +320,7 @@ def test_tied_and_untied_decoders() -> None:
     assert untied.decoder.weight is not untied.model.embedding.token.weight
 
 
-def test_attentions_by_config(tmp_path: Path) -> None:
+def test_output_attentions_can_be_set_in_the_config(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config(attention_backend="sdpa"))
     model.config.output_attentions = True
     model.config.output_hidden_states = True
@@ -388,7 +388,7 @@ class LearnedBias(BlockPosition):
 
 @pytest.mark.parametrize("local", [False, True])
 def test_gradients_of_a_learned_bias(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same by eager and by sdpa, with and without gradient checkpointing: a bias with parameters is not shared."""
+    """Equal with eager and sdpa, with and without gradient checkpointing: a bias with parameters is not shared."""
     monkeypatch.setitem(BLOCK_POSITIONS._blocks, "own", LearnedBias)
     monkeypatch.setattr(SdpaBackend, "block_size", 3)
     model = BertBlocksModel(tiny_config(block_pos_enc_kind="own", local_attention=local)).double().train()
@@ -445,7 +445,7 @@ def test_compiles_with_inductor() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"ngpt": True}, {"block_pos_enc_kind": "rope", "qk_norm": True, "norm_fn": "rms"}]
 )
-def test_half_precision_stays_half_and_close(dtype: Any, options: Any) -> None:
+def test_half_precision_outputs_stay_half_and_close_to_fp32(dtype: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(initializer_range=0.05, **options)).eval()
     ids, mask = batch()
     expected = model(ids, mask).last_hidden_state
@@ -454,7 +454,7 @@ def test_half_precision_stays_half_and_close(dtype: Any, options: Any) -> None:
     assert (actual.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def test_attn_implementation_is_the_attention_backend(tmp_path: Path) -> None:
+def test_attn_implementation_sets_the_attention_backend(tmp_path: Path) -> None:
     model = BertBlocksModel(tiny_config())
     model.save_pretrained(tmp_path)
     loaded = BertBlocksModel.from_pretrained(tmp_path, attn_implementation="eager")
@@ -578,7 +578,7 @@ def test_pipelines(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def attributions(model: Any, ids: Any, mask: Any, **options: Any) -> Any:
-    """Gradients of one logit with respect to every returned hidden state and attention, read in two ways."""
+    """Gradients of one logit with respect to every returned hidden state and attention, computed in two ways."""
 
     def forward() -> Any:
         out = model(ids, attention_mask=mask, output_hidden_states=True, output_attentions=True, **options)
@@ -597,7 +597,7 @@ def attributions(model: Any, ids: Any, mask: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("unpad", [True, False])
-def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unpad: Any, side: Any) -> None:
+def test_gradients_of_hidden_states_and_attentions_equal_transformers(unpad: Any, side: Any) -> None:
     config = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, num_labels=3,
         attn_implementation="eager",
@@ -617,7 +617,7 @@ def test_gradients_of_hidden_states_and_attentions_are_those_of_transformers(unp
 
 @pytest.mark.parametrize("options", [{"norm_pos": "pre", "norm_fn": "rms"}, {"ngpt": True}, {"num_hidden_groups": 1}])
 @pytest.mark.parametrize("task", ["masked-lm", "sequence-classification", "token-classification"])
-def test_every_task_lets_gradients_reach_its_hidden_states(task: Any, options: Any) -> None:
+def test_gradients_reach_the_hidden_states_in_every_task(task: Any, options: Any) -> None:
     model = TASK_MODELS[task](tiny_config(**options)).eval()
     out = model(torch.cat(ragged_ids([4, 2])), cu_seqlens=torch.tensor([0, 4, 6]), output_hidden_states=True)
     gradients = torch.autograd.grad(out.logits.flatten()[1], out.hidden_states)

@@ -1,4 +1,4 @@
-"""The pretraining model with two heads, against transformers' BERT and against its parts."""
+"""The pretraining model with two heads, tested against transformers' BERT and against its parts."""
 
 from pathlib import Path
 from typing import Any

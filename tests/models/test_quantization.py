@@ -53,7 +53,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def exact_linear(x: torch.Tensor, layer: QuantizedLinear) -> np.ndarray:
-    """The definition, row by row, in integers and double precision."""
+    """The definition, row by row, with integers and double precision."""
     weight = layer.weight.numpy().astype(np.int64)
     out = np.empty((len(x), layer.out_features))
     for number, row in enumerate(x.numpy()):
@@ -85,7 +85,7 @@ def exact_linear(x: torch.Tensor, layer: QuantizedLinear) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_a_layer_is_exact_in_integers(path: Any, rows: Any, inputs: Any, outputs: Any, bias: Any) -> None:
+def test_int8_layers_equal_exact_integer_arithmetic(path: Any, rows: Any, inputs: Any, outputs: Any, bias: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(inputs, outputs, bias=bias))
     x = torch.randn(rows, inputs) * torch.logspace(-3, 3, rows)[:, None]
     expected = exact_linear(x, layer)
@@ -94,7 +94,7 @@ def test_a_layer_is_exact_in_integers(path: Any, rows: Any, inputs: Any, outputs
     assert error.max() < 2e-6
 
 
-def test_weights_are_the_nearest_bytes() -> None:
+def test_int8_weights_are_rounded_to_nearest() -> None:
     linear = torch.nn.Linear(40, 30)
     layer = QuantizedLinear.from_linear(linear)
     back = layer.weight * layer.weight_scale[:, None]
@@ -104,7 +104,7 @@ def test_weights_are_the_nearest_bytes() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-35, 1e-3, 1e20])
-def test_rows_of_any_size(path: Any, scale: Any) -> None:
+def test_int8_rows_of_any_size(path: Any, scale: Any) -> None:
     linear = torch.nn.Linear(32, 16)
     x = torch.randn(5, 32) * scale
     out = QuantizedLinear.from_linear(linear)(x)
@@ -112,7 +112,7 @@ def test_rows_of_any_size(path: Any, scale: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_gives_nan_and_leaves_others_alone(path: Any, bad: Any) -> None:
+def test_a_row_with_nan_or_infinity_gives_nan_and_does_not_affect_others(path: Any, bad: Any) -> None:
     layer = QuantizedLinear.from_linear(torch.nn.Linear(40, 8))
     x = torch.randn(3, 40)
     expected = layer(x)
@@ -155,7 +155,7 @@ def test_shapes_and_precisions(path: Any) -> None:
 
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"])
-def test_a_fused_feed_forward_is_its_parts(path: Any, mlp_class: Any, activation: Any) -> None:
+def test_a_fused_int8_feed_forward_equals_its_parts(path: Any, mlp_class: Any, activation: Any) -> None:
     holder = torch.nn.Sequential(mlp_class(48, 70, activation, True, True, 0.0, 0.0)).eval()
     expected = holder(x := torch.randn(110, 48) * 3).detach()
     bertblocks.models.quantization.replace_layers(holder)
@@ -187,7 +187,7 @@ def test_other_feed_forward_networks_have_quantized_matrices(path: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_every_family_and_head(name: Any, task: Any, tmp_path: Path) -> None:
+def test_every_family_and_head_quantizes_accurately_and_reloads(name: Any, task: Any, tmp_path: Path) -> None:
     theirs = reference(name, task)
     model = from_huggingface(theirs)
     assert_near_and_kept(model, theirs, tmp_path)
@@ -208,7 +208,7 @@ def assert_near_and_kept(model: Any, reference_model: Any, folder: Path) -> None
             assert torch.equal(value, out[key]), key
 
 
-def test_neobert_which_transformers_does_not_have(tmp_path: Path) -> None:
+def test_neobert_quantizes_accurately_and_reloads(tmp_path: Path) -> None:
     small = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
     config = BertBlocksConfig.from_preset("neobert", vocab_size=90, mask_token_id=3, **small)
     model = BertBlocksForMaskedLM(config).eval()
@@ -270,7 +270,7 @@ def test_weights_loaded_later_are_used(path: Any) -> None:
     assert not torch.equal(first(ids).last_hidden_state, before)
 
 
-def test_masked_diffusion_fills_in() -> None:
+def test_an_int8_masked_diffusion_model_infills() -> None:
     config = tiny_config(mask_token_id=3)
     filled = BertBlocksForMaskedDiffusion(config).quantize("int8").infill(torch.tensor([[5, 3, 3, 7]]))
     assert not (filled == 3).any()
@@ -305,7 +305,7 @@ def test_an_inaccurate_model_stays_unchanged() -> None:
     assert model.decoder.weight is model.model.embedding.token.weight
 
 
-def test_outliers_below_the_threshold_raise() -> None:
+def test_outliers_that_ruin_the_accuracy_raise() -> None:
     """One input a million times larger than the others uses the whole range, so the rest rounds to 0."""
     model = BertBlocksModel(tiny_config(norm_pos="none", embedding_norm=False, final_norm=False))
     with torch.no_grad():
@@ -359,7 +359,7 @@ def test_describe_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe().startswith("int8: torch, 1 thread (no C kernel: this CPU has no avx512_vnni, avx512bw")
 
 
-def test_a_reason_why_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_says_why_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "cpu_flags", lambda: set(kernel.CPU_FLAGS))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
@@ -419,7 +419,7 @@ def test_the_command_prints_results_and_errors(minilm: Any, tmp_path: Path) -> N
     assert "is not UTF-8 text" in failed.stderr
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+def test_quantize_works_without_a_tokenizer(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path / "source")
     done = quantize_folder(tmp_path / "source", tmp_path / "target")
     assert (done.task, done.texts, done.carried) == ("masked-lm", 0, [])
@@ -442,7 +442,7 @@ def test_the_command_has_the_threshold_of_the_library() -> None:
     assert inspect.signature(command).parameters["min_cosine"].default == MIN_COSINE
 
 
-def test_accuracy_shows_what_moved() -> None:
+def test_accuracy_reports_changed_outputs() -> None:
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=3))
     accuracy = quantize(model, min_cosine=0.9)
     assert [(drift.output, drift.meaning) for drift in accuracy.drift] == [

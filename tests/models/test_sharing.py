@@ -77,7 +77,7 @@ def test_shared_layers_equal_copies_and_sum_their_gradients(groups: Any, checkpo
     torch.testing.assert_close(model.embedding.token.weight.grad, copies.embedding.token.weight.grad)
 
 
-def test_sharing_saves_parameters_but_no_flops() -> None:
+def test_shared_layers_reduce_parameters_but_not_flops() -> None:
     one, all_apart = tiny_config(num_hidden_groups=1), tiny_config()
     few, many = (count_parameters(build(config, "base")) for config in (one, all_apart))
     for part in ("attention", "feed-forward"):
@@ -100,7 +100,7 @@ def test_the_analysis_shows_what_is_shared() -> None:
 
 
 def test_factorized_embeddings_without_a_norm_equal_a_low_rank_table() -> None:
-    """Lookup and projection are linear: tables multiplied out give the same model."""
+    """Lookup and projection are linear, so the product of both tables gives the same model."""
     options = {"embedding_norm": False, "type_vocab_size": 0}
     narrow = BertBlocksModel(tiny_config(embedding_size=8, **options)).double().eval()
     wide = BertBlocksModel(tiny_config(**options)).double().eval()
@@ -139,7 +139,7 @@ def test_sizes_of_a_factorized_model() -> None:
     assert count_flops(build(model.config, "masked-lm"), 10)["embedding projection"] == 2 * 10 * 8 * 32
 
 
-def test_a_projection_between_equal_sizes_is_a_choice() -> None:
+def test_an_embedding_projection_between_equal_sizes_is_optional() -> None:
     assert BertBlocksModel(tiny_config()).embedding.projection is None
     assert BertBlocksModel(tiny_config(embedding_projection=True)).embedding.projection.weight.shape == (32, 32)
 

@@ -1,4 +1,4 @@
-"""What is hidden and what is scored, against the definitions."""
+"""Pretraining objectives, tested against their definitions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ every_masking = pytest.mark.parametrize("name", ["tokens", "words", "spans", "sp
 
 
 def make_rows(lengths: Any, seed: Any = 0, low: Any = 0) -> Any:
-    """One piece a row, of random ids, specials among them unless `low` keeps them out."""
+    """Rows with one segment of random ids each, including special tokens unless `low` excludes them."""
     generator = np.random.default_rng(seed)
     return [
         [DocumentChunk(generator.integers(low, SIZE, length).astype(np.int32), 0, index, 1, index)]
@@ -52,7 +52,7 @@ def tensors(batch: Any) -> Any:
 
 
 def without_ends(values: Any, lengths: Any, overhead: Any = 2) -> Any:
-    """Flat values of the pieces alone."""
+    """The flat values of the segments, without special tokens around them."""
     parts = values.split([length + overhead for length in lengths])
     return torch.cat([part[1:-1] for part in parts])
 
@@ -76,7 +76,7 @@ def test_a_batch_does_not_depend_on_how_it_is_split(objective: Any, lengths: Any
 
 
 @every_objective
-def test_a_batch_follows_from_seed_epoch_source_and_piece(objective: Any) -> None:
+def test_a_batch_is_a_function_of_seed_epoch_source_and_segment(objective: Any) -> None:
     ids = np.arange(5, 45, dtype=np.int32)
 
     def noise(seed: Any = 0, epoch: Any = 0, source: Any = 0, index: Any = 0) -> Any:
@@ -95,7 +95,9 @@ def test_a_batch_follows_from_seed_epoch_source_and_piece(objective: Any) -> Non
 @every_objective
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_special_tokens_are_never_touched_and_labels_hold_the_original(objective: Any, lengths: Any, seed: Any) -> None:
+def test_special_tokens_are_never_masked_and_labels_are_the_original_ids(
+    objective: Any, lengths: Any, seed: Any
+) -> None:
     rows = make_rows(lengths, seed)
     batch = objective.batch(rows, seed)
     if batch.labels is None:
@@ -122,8 +124,8 @@ def test_special_tokens_are_never_touched_and_labels_hold_the_original(objective
 
 @every_masking
 @pytest.mark.parametrize("rate", [0.15, 0.5, 0.9])
-def test_every_token_is_chosen_at_the_rate(name: Any, rate: Any) -> None:
-    """At both ends of a piece too, where a span could be cut off."""
+def test_every_token_is_masked_at_the_rate(name: Any, rate: Any) -> None:
+    """Also at both ends of a segment, where a span could be cut off."""
     shape: Any = OBJECTIVES[name]
     objective = MaskedLanguageModeling(VOCABULARY, rate, whole_word=shape.whole_word, spans=shape.spans)
     count, length = 4000, 12
@@ -135,14 +137,14 @@ def test_every_token_is_chosen_at_the_rate(name: Any, rate: Any) -> None:
     assert batch.counts["masked_lm"] == int((batch.labels != -100).sum())
 
 
-def test_a_rate_of_one_hides_everything() -> None:
+def test_a_mask_rate_of_one_masks_everything() -> None:
     for spans in (False, True):
         objective = MaskedLanguageModeling(VOCABULARY, 1.0, spans=spans)
         assert objective.batch(make_rows([30, 1, 7], low=5), 0).counts == {"masked_lm": 38}
 
 
 @pytest.mark.parametrize(("mask_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
-def test_shares_of_mask_random_and_kept(mask_share: Any, random_share: Any) -> None:
+def test_shares_of_mask_tokens_random_tokens_and_kept_tokens(mask_share: Any, random_share: Any) -> None:
     objective = MaskedLanguageModeling(VOCABULARY, 0.3, mask_share, random_share)
     batch = objective.batch(make_rows([100] * 1000, low=5), 3)
     is_scored = batch.labels != -100
@@ -170,7 +172,7 @@ def test_random_tokens_come_from_the_whole_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("spans", [False, True])
-def test_words_are_chosen_whole(spans: Any) -> None:
+def test_whole_words_are_masked(spans: Any) -> None:
     rows = make_rows([40] * 200, low=5)
     batch = MaskedLanguageModeling(VOCABULARY, 0.3, whole_word=True, spans=spans).batch(rows, 0)
     chosen = (without_ends(batch.labels, [40] * 200) != -100).view(200, 40).numpy()
@@ -181,8 +183,8 @@ def test_words_are_chosen_whole(spans: Any) -> None:
     assert all(chosen[row, place] == chosen[row, place - 1] for row, place in places)
 
 
-def test_spans_have_spanberts_lengths() -> None:
-    """At a rate so low that spans hardly meet, runs of chosen tokens are geometric with 0.2, cut at ten."""
+def test_masked_spans_have_spanberts_lengths() -> None:
+    """At a rate so low that spans rarely touch, lengths of masked runs are geometric with 0.2, cut at 10."""
     count, length = 300, 2000
     batch = MaskedLanguageModeling(VOCABULARY, 0.01, spans=True).batch(make_rows([length] * count, low=5), 0)
     chosen = (without_ends(batch.labels, [length] * count) != -100).view(count, length).numpy()
@@ -196,7 +198,7 @@ def test_spans_have_spanberts_lengths() -> None:
     assert np.abs(shares - expected).max() < 0.03
 
 
-def test_rates_move_from_start_to_end() -> None:
+def test_mask_rates_move_from_start_to_end() -> None:
     linear, cosine = RateSchedule(0.3, 0.1), RateSchedule(0.3, 0.1, "cosine")
     assert [round(linear.at(x), 6) for x in (0, 0.25, 1, 2)] == [0.3, 0.25, 0.1, 0.1]
     assert [round(cosine.at(x), 6) for x in (0, 0.5, 1)] == [0.3, 0.2, 0.1]
@@ -219,12 +221,12 @@ def test_rates_move_from_start_to_end() -> None:
         ({"mask_share": 0.9, "random_share": 0.2}, "mask_share is 0.9 and random_share 0.2"),
     ],
 )
-def test_impossible_masking_options_are_errors(options: Any, message: Any) -> None:
+def test_impossible_masking_options_raise(options: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         MaskedLanguageModeling(VOCABULARY, **options)
 
 
-def test_other_wrong_options_are_errors() -> None:
+def test_other_invalid_objective_options_raise() -> None:
     without_words = Vocabulary(SIZE, CLS, SEP, MASK, SPECIAL, None, np.zeros(SIZE, bool))
     with pytest.raises(ValueError, match="does not mark where words begin"):
         MaskedLanguageModeling(without_words, whole_word=True)
@@ -252,7 +254,7 @@ def segments(batch: Any, number: Any) -> Any:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_segments_in_their_labelled_order_are_the_text(lengths: Any, seed: Any) -> None:
+def test_segments_in_their_labelled_order_give_the_text(lengths: Any, seed: Any) -> None:
     rows = make_rows(lengths, seed, low=5)
     batch = SentenceOrder(VOCABULARY).batch(rows, seed)
     assert batch.counts == {"sentence_order": sum(length > 1 for length in lengths)}
@@ -274,7 +276,7 @@ def test_half_of_the_pairs_are_swapped() -> None:
     assert abs(int(batch.order_labels.sum()) - 2000) < 5 * 32
 
 
-def test_texts_are_divided_after_a_sentence_else_before_a_word() -> None:
+def test_texts_are_split_after_a_sentence_or_else_before_a_word() -> None:
     ids = np.full(20, 7, dtype=np.int32)  # one long word
     ids[9] = 6
 
@@ -295,7 +297,7 @@ def test_texts_are_divided_after_a_sentence_else_before_a_word() -> None:
 # ---------------------------------------------------------------------- masked diffusion
 
 
-def test_times_are_spread_evenly_over_any_run_of_pieces() -> None:
+def test_diffusion_times_are_stratified_over_consecutive_segments() -> None:
     rows = make_rows([1] * 1000, low=5)
     times = MaskedDiffusion(VOCABULARY, 1e-3).batch(rows, 0).timesteps.numpy()
     assert times.min() >= 1e-3
@@ -308,7 +310,7 @@ def test_times_are_spread_evenly_over_any_run_of_pieces() -> None:
     assert np.abs(np.histogram(starts, bins=5, range=(0, 1))[0] - 400).max() < 5 * 18
 
 
-def test_tokens_are_hidden_with_the_probability_of_their_time() -> None:
+def test_diffusion_masks_tokens_with_the_probability_of_their_time() -> None:
     rows = make_rows([2000] * 40, low=5)
     batch = MaskedDiffusion(VOCABULARY).batch(rows, 0)
     hidden = (without_ends(batch.input_ids, [2000] * 40) == MASK).view(40, 2000).double().mean(1)
@@ -317,7 +319,7 @@ def test_tokens_are_hidden_with_the_probability_of_their_time() -> None:
     assert batch.counts == {"masked_diffusion": 80_000}
 
 
-def test_only_tokens_that_can_be_hidden_count() -> None:
+def test_only_maskable_tokens_count() -> None:
     rows = make_rows([50] * 5)
     ordinary = sum(int((~SPECIAL[row[0].ids]).sum()) for row in rows)
     assert ordinary < 250
@@ -328,12 +330,12 @@ def test_only_tokens_that_can_be_hidden_count() -> None:
 
 
 def log_probabilities(model: Any, ids: Any) -> Any:
-    """Of one sequence, through the padded path."""
+    """The losses of one sequence as a padded batch."""
     return F.log_softmax(model.logits(model.model(ids[None]).last_hidden_state[0]), dim=-1)
 
 
 @pytest.mark.parametrize("name", ["tokens", "diffusion"])
-def test_losses_are_sums_over_single_sequences(name: Any) -> None:
+def test_losses_equal_sums_over_single_sequences(name: Any) -> None:
     objective = OBJECTIVES[name]
     kind = BertBlocksForMaskedLM if name == "tokens" else BertBlocksForMaskedDiffusion
     model = kind(tiny_config(mask_token_id=MASK)).train()
@@ -353,7 +355,7 @@ def test_losses_are_sums_over_single_sequences(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["order", "order and tokens"])
-def test_losses_of_sentence_order_are_sums(name: Any) -> None:
+def test_sentence_order_losses_equal_sums_over_single_sequences(name: Any) -> None:
     objective = OBJECTIVES[name]
     model = TASK_MODELS["pretraining"](tiny_config(type_vocab_size=2)).train()
     batch = objective.batch(make_rows([9, 1, 20, 5]), 0)
@@ -372,14 +374,14 @@ def test_losses_of_sentence_order_are_sums(name: Any) -> None:
         assert sums["masked_lm"].item() == pytest.approx(masked.item(), rel=1e-5)
 
 
-def test_without_token_types_models_that_have_none_can_be_trained() -> None:
+def test_sentence_order_trains_models_without_token_types() -> None:
     batch = SentenceOrder(VOCABULARY, token_types=False).batch(make_rows([9, 4]), 0)
     assert batch.token_type_ids is None
     model = TASK_MODELS["pretraining"](tiny_config(type_vocab_size=0)).train()
     assert torch.isfinite(SentenceOrder(VOCABULARY).losses(model, batch)["sentence_order"])
 
 
-def test_a_batch_moves_as_a_whole() -> None:
+def test_moving_a_batch_moves_all_its_tensors() -> None:
     batch = OBJECTIVES["order and tokens"].batch(make_rows([4]), 0).to("meta")
     assert all(value.device.type == "meta" for value in tensors(batch).values())
     assert set(batch.counts) == {"masked_lm", "sentence_order"}
@@ -389,7 +391,7 @@ def test_a_batch_moves_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_word_boundaries_of_real_tokenizers(kind: Any) -> None:
+def test_word_boundaries_of_each_kind_of_tokenizer(kind: Any) -> None:
     tokenizer = train_tokenizer(kind, 290, ["the tokenizer tokenizes untokenized tokens.", "Is it so? Yes."] * 4)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     text = "the unseen tokenize it. so"
@@ -409,8 +411,8 @@ def test_word_boundaries_of_real_tokenizers(kind: Any) -> None:
     assert (vocabulary.cls, vocabulary.sep, vocabulary.mask) == (2, 3, 4)
 
 
-def test_a_marker_of_the_other_kind_in_a_text_decides_nothing() -> None:
-    """A corpus of documentation holds "▁" as a character, and headings that begin with "##"."""
+def test_characters_that_look_like_another_tokenizers_markers_are_text() -> None:
+    """Documentation may contain "▁" as a character and headings that begin with "##"."""
     texts = ["the tokenizer tokenizes tokens with ▁ and ▁▁", "## tokens", "### tokenizers"] * 4
     for kind, inside, begins in (("wordpiece", "##s", "tokens"), ("bpe", "s", "Ġtokens")):
         tokenizer = train_tokenizer(kind, 300, texts)
@@ -418,15 +420,15 @@ def test_a_marker_of_the_other_kind_in_a_text_decides_nothing() -> None:
         assert starts[tokenizer.convert_tokens_to_ids([inside, begins])].tolist() == [False, True]
 
 
-def test_a_tokenizer_without_a_mask_token_is_an_error() -> None:
+def test_a_tokenizer_without_a_mask_token_raises() -> None:
     tokenizer = train_tokenizer("wordpiece", 60, ["a b"])
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask_token; pretraining needs one"):
         Vocabulary.from_tokenizer(tokenizer)
 
 
-def test_the_model_sees_pieces_as_sequences_of_their_own() -> None:
-    """Packed rows give each piece what it would get alone."""
+def test_segments_of_a_packed_row_do_not_see_each_other() -> None:
+    """In a packed row, each segment gets the result it would get alone."""
     model = BertBlocksModel(tiny_config()).eval()
     batch = OBJECTIVES["tokens"].batch(make_rows([9, 20, 5]), 0)
     packed = model(batch.input_ids, cu_seqlens=batch.cu_seqlens).last_hidden_state.view(-1, 32)
@@ -437,7 +439,7 @@ def test_the_model_sees_pieces_as_sequences_of_their_own() -> None:
 
 @pytest.mark.parametrize("lengths", [[70, 1, 33], [5]])
 def test_masks_of_whole_documents_do_not_depend_on_the_sequence_length(lengths: Any) -> None:
-    """The masked tokens are those of the uncut documents, whatever the length at which these are cut."""
+    """The same tokens of a document are masked, whatever the sequence length."""
     (documents,) = zip(*make_rows(lengths, low=5), strict=True)
     objective = MaskedLanguageModeling(VOCABULARY, 0.3, mask_share=1.0, random_share=0.0)
     found = []

@@ -1,4 +1,4 @@
-"""Charts are well-formed SVG whose marks are where the numbers say."""
+"""Charts are well-formed SVG, and their marks are in the right places."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -29,7 +29,7 @@ def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
     return [[(float(x), float(y)) for x, y in (point.split(",") for point in line)] for line in lines]
 
 
-def test_a_line_is_a_linear_image_of_its_points() -> None:
+def test_a_line_chart_maps_points_linearly() -> None:
     root = parse(line_chart("loss", [Series("training", [0, 10, 40], [4.0, 3.0, 2.0])], "step"))
     ((first, second, third),) = points(root)
     assert second[0] - first[0] == pytest.approx((third[0] - first[0]) / 4, abs=0.1)
@@ -47,7 +47,7 @@ def test_several_lines_share_axes_and_have_a_legend() -> None:
     assert {"ours", "theirs"} <= set(texts(parse(chart)))
 
 
-def test_a_logarithmic_axis_spaces_powers_evenly_and_leaves_out_what_has_no_logarithm() -> None:
+def test_a_logarithmic_axis_spaces_powers_evenly_and_omits_values_without_a_logarithm() -> None:
     root = parse(line_chart("lr", [Series("lr", [0, 1, 2, 3], [1e-4, 1e-3, 0.0, 1e-2])], log_y=True))
     ((first, second, third),) = points(root)
     assert first[1] - second[1] == pytest.approx(second[1] - third[1], abs=0.2)
@@ -64,7 +64,7 @@ def test_many_points_are_thinned_without_losing_a_spike() -> None:
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30), st.booleans(), st.text(max_size=20))
-def test_any_numbers_and_any_text_make_well_formed_charts(pairs: Any, log_y: Any, title: Any) -> None:
+def test_any_numbers_and_texts_give_well_formed_charts(pairs: Any, log_y: Any, title: Any) -> None:
     title = "".join(letter for letter in title if letter.isprintable())
     xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
     root = parse(line_chart(title, [Series("<a>", xs, ys)], log_y=log_y))

@@ -1,4 +1,4 @@
-"""report.html is whole in itself, shows what the run wrote, and lets no text become markup."""
+"""report.html is self-contained, shows what the run recorded, and escapes all text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOID = {"meta", "br", "rect", "line", "polyline", "circle"}
 
 
 class Page(HTMLParser):
-    """Collects tags and text, and checks that what is opened is closed."""
+    """Collects tags and text, and checks that every tag is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def write_metrics(folder: Any) -> None:
     (folder / "metrics.jsonl").write_text(text + '{"step": 31, "lo')  # a run that was killed while it wrote
 
 
-def test_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
+def test_report_curves_equal_the_recorded_metrics(tmp_path: Path) -> None:
     write_metrics(tmp_path)
     charts = draw_curves(tmp_path / "metrics.jsonl")
     titles = [re.search(r"<title>(.*?)</title>", chart)[1] for chart in charts]
@@ -66,7 +66,7 @@ def test_curves_are_those_of_the_metrics(tmp_path: Path) -> None:
     assert charts[0].count("<circle") == 1
 
 
-def test_the_report_of_a_pretraining_run(tmp_path: Path) -> None:
+def test_a_pretraining_report_shows_what_the_run_recorded(tmp_path: Path) -> None:
     write_metrics(tmp_path)
     metrics = {"held_out_loss": 3.25, "held_out_accuracy": 0.42, "pseudo_perplexity": 17.5}
     unigram = {"unigram_loss": 7.5, "unigram_accuracy": 0.05}
@@ -92,7 +92,7 @@ def test_the_report_of_a_pretraining_run(tmp_path: Path) -> None:
         assert expected in words, expected
 
 
-def test_callers_add_sections_of_their_own(tmp_path: Path) -> None:
+def test_callers_can_add_sections_to_a_report(tmp_path: Path) -> None:
     matrix = heat_map("Confusion", ["cat", "dog"], ["cat", "dog"], [[3, 1], [0, 4]], "true", "predicted")
     path = write_report(
         tmp_path,
@@ -108,5 +108,5 @@ def test_callers_add_sections_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "shown"), [(1234567, "1,234,567"), (0.123456, "0.1235"), (None, "None"), ("a", "a")])
-def test_cells(value: Any, shown: Any) -> None:
+def test_cells_are_formatted_by_type(value: Any, shown: Any) -> None:
     assert f">{shown}</td>" in table(["x"], [[value]])
