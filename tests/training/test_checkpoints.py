@@ -106,6 +106,22 @@ def test_a_write_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
+def test_a_finished_run_keeps_milestones_or_all(tmp_path: Path) -> None:
+    for keep, left in ((2, [30, 60]), (None, [10, 20, 30, 40, 50, 60, 70])):
+        folder = CheckpointFolder(tmp_path / str(keep), keep, milestones=30)
+        for step in range(10, 80, 10):
+            folder.write(step, lambda path: (path / "numbers").write_bytes(b"x" * 1000) and None)
+        (folder.path / ".step-00000080.writing").mkdir()
+        sizes = folder.remove_finished()
+        assert folder.steps() == left
+        assert [size > 1000 for size in sizes] == ([True] if keep else []), "the second newest is a milestone"
+    folder = CheckpointFolder(tmp_path / "none", keep=2)
+    assert folder.remove_finished() == []
+    folder.write(1, lambda path: None)
+    folder.remove_finished()
+    assert not folder.path.exists()
+
+
 def test_a_disk_that_fills_up_for_real(tmp_path: Path) -> None:
     """The system refuses files beyond a few kilobytes; what was there is intact, and the run goes on later."""
     train(tmp_path / "run")

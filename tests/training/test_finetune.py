@@ -41,7 +41,7 @@ from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.tables import DataError
-from bertblocks.training.finetune import _request
+from bertblocks.training.finetune import _request, is_finished
 from bertblocks.training.run_folder import RunFolderError
 from bertblocks.training.supervised_task import split_examples
 
@@ -397,11 +397,16 @@ def test_the_command_prints_scores_and_does_not_overwrite(base: Any, files: Any,
     assert "accuracy (chosen by)" in text
     assert "text=text, label=label" in text
     assert "24 of the examples (seed 0) are held out" in text
+    assert "Removed 1 training checkpoint (" in text
+    assert not (tmp_path / "out" / "checkpoints").exists()
     code, text = run_cli(*arguments)
     assert code == 1
     assert "holds a finished run" in text
-    code, text = run_cli(*arguments, "--overwrite", "--json")
+    with pytest.raises(RunFolderError, match="holds a run with epochs = 1"):
+        is_finished(tmp_path / "out", "classify", str(base), str(files / "classify.csv"), None, epochs=2)
+    code, text = run_cli(*arguments, "--overwrite", "--json", "keep_checkpoints=true")
     assert code == 0
+    assert list((tmp_path / "out" / "checkpoints").glob("step-*/complete.json"))
     assert json.loads(text[text.index("{") :])["metric"] == "accuracy"
 
 

@@ -92,16 +92,42 @@ def test_from_texts_to_a_model(recipe: Any, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [5, 10, 10, 15, 20, 20]
     # both sources share one set of tokens
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["tokenizer", "words"]
-    checkpoint = folder / "checkpoints" / "step-00000020"
+    assert not (folder / "checkpoints").exists()
+    assert "Removed 2 training checkpoints" in done.output
+
+    other = run(recipe, f"run.folder={tmp_path / 'other'}", "run.checkpoints.keep=all")
+    assert other.exit_code == 0
+    assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
+    assert "Removed" not in other.output
+    checkpoints = tmp_path / "other" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == [f"step-{step:08d}" for step in (5, 10, 15, 20)]
+    checkpoint = checkpoints / "step-00000020"
     assert AutoTokenizer.from_pretrained(checkpoint).get_vocab() == tokenizer.get_vocab()
     assert json.loads((checkpoint / "recipe.json").read_text())["optimizer"]["lr"] == 1e-2
 
-    again = run(recipe)
-    assert "Resuming from" in again.output
-    assert json.loads((folder / "result.json").read_text()) == result
-    other = run(recipe, f"run.folder={tmp_path / 'other'}")
-    assert other.exit_code == 0
-    assert json.loads((tmp_path / "other" / "result.json").read_text()) == result, "the same seed, other numbers"
+
+def test_a_finished_run_does_not_train_again(recipe: Any, tmp_path: Path) -> None:
+    options = ("phases.0.duration=4", "run.checkpoints={every: 1, milestones: 3}")
+    done = run(recipe, *options)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000003"]
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "recipe.json"}
+
+    before = times()
+    again = run(recipe, *options)
+    assert again.exit_code == 0, again.output
+    assert f"{folder} holds this run, finished" in again.output
+    assert "step 4/4" not in again.output
+    assert times() == before
+    tables = [text.output.partition("Evaluation")[2] for text in (done, again)]
+    assert tables[0] == tables[1]
+    assert "masked accuracy" in tables[0]
+    more = run(recipe, "phases.0.duration=8", *options[1:])
+    assert more.exit_code == 1
+    assert "holds a run with phases" in more.stderr
 
 
 @pytest.mark.slow
@@ -222,15 +248,22 @@ def test_a_folder_holds_one_run(recipe: Any) -> None:
 
 def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe: Any, tmp_path: Path) -> None:
     """Texts that change or disappear after the start do not affect the run."""
-    assert run(recipe).exit_code == 0
-    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+    keep_all = "run.checkpoints.keep=all"
+
+    def take_back() -> None:
+        """The run has not finished, and its last checkpoint does not count any more."""
+        (tmp_path / "run" / "result.json").unlink()
+        (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
+
+    assert run(recipe, keep_all).exit_code == 0
+    take_back()
     (tmp_path / "texts.txt").unlink()
     whole = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    assert run(recipe).exit_code == 0
+    assert run(recipe, keep_all).exit_code == 0
     again = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(torch.equal(again[name], value) for name, value in whole.items())
-    (tmp_path / "run" / "checkpoints" / "step-00000020" / "complete.json").unlink()
-    assert run(recipe, "run.precision=bf16").exit_code == 0
+    take_back()
+    assert run(recipe, keep_all, "run.precision=bf16").exit_code == 0
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000020" / "state.json").read_text())
     assert state["precision"] == "bf16"
 

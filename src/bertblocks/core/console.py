@@ -1,22 +1,17 @@
-"""Progress bars on stderr, and text that is safe to print."""
+"""Consoles and progress bars, text that is safe to print, and sizes for people."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
+from rich.text import Text
 
-
-def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Creates a bar that disappears when it is done and leaves stdout alone.
-
-    By default rich also redirects `sys.stdout` and prints it next to the bar, which loses what a command writes to a
-    file or a pipe.
-    """
-    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-
-
+#: Wide enough that nothing is truncated or wrapped when a program reads the output.
+PIPE_WIDTH = 100_000
+#: Escape sequences and other control characters; newlines and tabs are harmless.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -28,3 +23,41 @@ def printable(text: str) -> str:
         '\\\\x1b[31mred'
     """
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class SafeConsole(Console):
+    """Prints strings, also those in the cells of a table, as they are: without markup and control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def make_console(stderr: bool = False, quiet: bool = False) -> Console:
+    """A console as wide as the terminal, or one that never wraps if a program reads the output."""
+    console = SafeConsole(stderr=stderr, quiet=quiet)
+    return console if console.is_terminal else SafeConsole(stderr=stderr, quiet=quiet, width=PIPE_WIDTH)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Creates a bar that disappears when it is done and leaves stdout alone.
+
+    By default rich also redirects `sys.stdout` and prints it next to the bar, which loses what a command writes to a
+    file or a pipe.
+    """
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+
+
+def write_bytes(count: float) -> str:
+    """Formats a number of bytes with a unit.
+
+    Example:
+        >>> write_bytes(3 * 2**20), write_bytes(1536)
+        ('3.0 MiB', '1.5 KiB')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 2**10:,.1f} KiB"

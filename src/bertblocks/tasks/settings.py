@@ -60,6 +60,8 @@ class FineTuneSettings(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The decay per step of an exponential moving average of the weights, which is then evaluated and saved."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    keep_checkpoints: bool = False
+    """Keeps all training checkpoints, also when the run has finished."""
 
     @property
     def read_options(self) -> ReadOptions:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertblocks.core.console import write_bytes
 from bertblocks.core.storage import checksum, flush_folder, flush_tree, list_files, read_json, write_json
 
 MARKER = "complete.json"
@@ -34,10 +35,10 @@ class LatestCheckpoint:
 class CheckpointFolder:
     """The checkpoints of a run, named by step.
 
-    The newest `keep` stay, and so do those at multiples of `milestones` and the one at step `protected`.
+    The newest `keep` stay (None: all), and so do those at multiples of `milestones` and the one at step `protected`.
     """
 
-    def __init__(self, path: Path, keep: int = 2, milestones: int | None = None) -> None:
+    def __init__(self, path: Path, keep: int | None = 2, milestones: int | None = None) -> None:
         self.path = path
         self.keep = keep
         self.milestones = milestones
@@ -96,10 +97,40 @@ class CheckpointFolder:
                 complete.append(step)
             else:
                 remove_checkpoint(path)
-        for step in complete[: -self.keep]:
-            is_milestone = self.milestones is not None and step % self.milestones == 0
-            if not is_milestone and step != protected:
+        old = complete[: -self.keep] if self.keep is not None else []
+        for step in old:
+            if not self._is_milestone(step) and step != protected:
                 remove_checkpoint(self.path / f"step-{step:08d}")
+
+    def remove_finished(self) -> list[int]:
+        """Removes what only a resume needs, all but milestones, unless all are kept. Returns the size of each in bytes.
+
+        Call it when the model is written and the run counts as finished.
+        """
+        if self.keep is None or not self.path.is_dir():
+            return []
+        self._remove_unfinished()
+        removed = [self.path / f"step-{step:08d}" for step in self.steps() if not self._is_milestone(step)]
+        sizes = [sum(file.stat().st_size for file in list_files(path)) for path in removed]
+        for path in removed:
+            remove_checkpoint(path)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+        return sizes
+
+    def _is_milestone(self, step: int) -> bool:
+        return self.milestones is not None and step % self.milestones == 0
+
+
+def describe_removed(sizes: Sequence[int], remedy: str) -> str:
+    """Says which checkpoints a finished run has removed, and how to keep them.
+
+    Example:
+        >>> describe_removed([2**20, 2**20], "keep=all")
+        'Removed 2 training checkpoints (2.0 MiB), which a finished run does not need; keep=all keeps them.'
+    """
+    what = "1 training checkpoint" if len(sizes) == 1 else f"{len(sizes)} training checkpoints"
+    return f"Removed {what} ({write_bytes(sum(sizes))}), which a finished run does not need; {remedy} keeps them."
 
 
 def verify_checkpoint(path: Path) -> str | None:

@@ -112,6 +112,11 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         >>> estimate.parameters, estimate.fits
         (149655232, True)
     """
+    if gpu == "cpu":
+        raise ValueError(
+            f"--gpu is 'cpu'; plan estimates GPUs ({', '.join(GPUS)}). For a CPU, start `bertblocks pretrain` with "
+            "this recipe: its progress shows the tokens per second and the time left."
+        )
     if gpu not in GPUS:
         raise ValueError(f"--gpu is {gpu!r}; it must be one of {', '.join(GPUS)}{nearest(gpu, GPUS)}.")
     if count < 1:

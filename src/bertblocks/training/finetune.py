@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from bertblocks.core.console import make_console
 from bertblocks.core.registry import nearest
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
@@ -24,7 +25,7 @@ from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
-from bertblocks.training.checkpoints import MARKER
+from bertblocks.training.checkpoints import MARKER, CheckpointFolder, describe_removed
 from bertblocks.training.distributed import World, join
 from bertblocks.training.finetune_run import RESULTS, FinetuneResult, FinetuneRun, write_results
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
@@ -65,7 +66,7 @@ def finetune(
     folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
     require_packages(_packages(TASKS[task], chosen), f"finetune {task}")
     world = join(chosen.device)
-    console = Console(stderr=True, highlight=False, quiet=not (progress and world.is_main))
+    console = make_console(stderr=True, quiet=not (progress and world.is_main))
     request = _request(task, model, train, eval, chosen, None if overwrite else folder)
     if TASKS[task].compares_examples and chosen.batch_size % world.size:
         raise ValueError(
@@ -90,6 +91,8 @@ def finetune(
             if runs[-1].signal is not None:
                 return replace(runs[-1], folder=folder)
         result = runs[0] if len(runs) == 1 else _summarize(runs, work_folder, world)
+        if not chosen.keep_checkpoints:
+            world.run_on_main(lambda: _remove_checkpoints(runs, result, console))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -99,6 +102,14 @@ def finetune(
     if work_folder != folder:
         world.run_on_main(lambda: _replace_previous(folder, work_folder))
     return replace(result, folder=folder)
+
+
+def _remove_checkpoints(runs: Sequence[FinetuneResult], result: FinetuneResult, console: Console) -> None:
+    """Removes the training checkpoints of a finished run, of all seeds at once: a restart needs those of each."""
+    sizes = [size for run in runs for size in CheckpointFolder(run.folder / "checkpoints").remove_finished()]
+    for changed in {written.folder: written for written in (*runs, result)}.values():
+        write_results(changed)  # it lists the files of the run
+    console.print(describe_removed(sizes, "keep_checkpoints=true"), soft_wrap=True)
 
 
 def is_finished(
@@ -145,7 +156,8 @@ def _run_folder(folder: Path, request: Mapping[str, Any]) -> RunFolder:
         folder,
         REQUEST,
         request,
-        has_begun=lambda: any(folder.rglob(MARKER)),
+        is_free=lambda key: key == "keep_checkpoints",
+        has_begun=lambda: (folder / RESULTS).is_file() or any(folder.rglob(MARKER)),
         remedy="choose another output, or use --overwrite (overwrite=True)",
     )
 

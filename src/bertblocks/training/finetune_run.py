@@ -185,6 +185,6 @@ def _run_section(settings: FineTuneSettings, steps_per_evaluation: int) -> Run:
         gradient_checkpointing=settings.gradient_checkpointing,
         ema=settings.ema,
         trackers=settings.trackers,
-        checkpoints=Checkpoints(every=steps_per_evaluation, keep=1),
+        checkpoints=Checkpoints(every=steps_per_evaluation, keep="all" if settings.keep_checkpoints else 1),
         evaluation=Evaluation(every=steps_per_evaluation),
     )

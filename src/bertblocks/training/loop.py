@@ -79,7 +79,7 @@ class Trainer:
         self.progress, self.clip, self.selection = progress, clip, selection
         self.trackers = (trackers or []) if world.is_main else []
         self.write_extras = write_extras
-        self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.keep, run.checkpoints.milestones)
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.kept, run.checkpoints.milestones)
         self.model: Any = cast(Any, model).to(world.device)
         self.model.config.architectures = [type(model).__name__]
         if run.gradient_checkpointing:

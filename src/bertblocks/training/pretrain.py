@@ -11,15 +11,17 @@ from rich.console import Console
 
 from bertblocks.analysis import summarize
 from bertblocks.config import BertBlocksConfig
+from bertblocks.core.console import make_console
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import show
-from bertblocks.core.storage import atomic_entries, write_json
+from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.pretraining import write_pretraining_report
 from bertblocks.text.tokenizers import save_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
+from bertblocks.training.checkpoints import describe_removed
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
 from bertblocks.training.held_out import FilledMask, HeldOutEvaluator, UnigramBaseline, fill_masks
@@ -28,8 +30,8 @@ from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.run_folder import RunFolder
-from bertblocks.training.state import Snapshot
+from bertblocks.training.run_folder import RunFolder, RunFolderError
+from bertblocks.training.state import Snapshot, TrainState
 from bertblocks.training.trackers import get_trackers
 from bertblocks.training.training_plan import TrainingPlan
 
@@ -45,6 +47,8 @@ DERIVED_KEYS = {
     *("vocab_size", "embedding_size", "head_dim", "num_kv_heads", "num_hidden_groups", "layer_types"),
     *("architectures", "dtype", "transformers_version"),
 }
+#: How to start a run over.
+RUN_REMEDY = "set another run.folder, or delete this folder"
 #: The number of filled masks shown at the end.
 SHOWN_MASKS = 5
 
@@ -54,6 +58,7 @@ class PretrainResult:
     """The result of a run. Without metrics if a signal stopped it early."""
 
     folder: Path
+    #: How training ended; of a run that had finished before, only the step is known.
     outcome: Outcome
     #: Whether this is the main process, which prints the result.
     is_main: bool
@@ -69,14 +74,30 @@ class PretrainResult:
 def pretrain(recipe: Recipe, console: Console | None = None) -> PretrainResult:
     """Runs a recipe in its folder, or continues the run there."""
     require_packages(_packages(recipe), "pretrain")
-    world, console = join(recipe.run.device), console or Console()
+    world, console = join(recipe.run.device), console or make_console()
     progress = Progress(console, is_shown=world.is_main)
     claim = run_folder(recipe)
     world.run_on_main(claim.claim)
     try:
-        return _run(recipe, world, progress)
+        return _read_finished(recipe, world, progress) or _run(recipe, world, progress)
     finally:
         claim.release()
+
+
+def _read_finished(recipe: Recipe, world: World, progress: Progress) -> PretrainResult | None:
+    """The result of a run that has already finished in the folder."""
+    file = recipe.folder / RESULT
+    if not file.is_file():
+        return None
+    values = read_json(file)
+    try:
+        filled = [FilledMask(**text) for text in values["filled"]]
+        metrics = dict(values["metrics"])
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(f"{file} is damaged ({error}); delete this file to finish the run again.") from error
+    progress.print(f"{recipe.folder} holds this run, finished; {RUN_REMEDY} to train again.")
+    outcome = Outcome(TrainState(step=TrainingPlan(recipe).total_steps), signal=None, evaluation={})
+    return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
 
 
 def _packages(recipe: Recipe) -> list[str]:
@@ -127,7 +148,14 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     outcome = trainer.train(recipe.model_dump(mode="json"))
     if outcome.signal is not None:
         return PretrainResult(folder, outcome, world.is_main, {}, [])
-    return _finish(recipe, world, corpus, held_out, trainer, outcome)
+    result = _finish(recipe, world, corpus, held_out, trainer, outcome)
+
+    def remove_checkpoints() -> None:
+        if sizes := trainer.checkpoints.remove_finished():
+            progress.print(describe_removed(sizes, "run.checkpoints.keep=all"))
+
+    world.run_on_main(remove_checkpoints)
+    return result
 
 
 def implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
@@ -151,7 +179,7 @@ def _finish(
     trainer: Trainer,
     outcome: Outcome,
 ) -> PretrainResult:
-    """Evaluates the finished model, and writes it with its report."""
+    """Evaluates the finished model, and writes it with its report and, last, the file that completes the run."""
     with trainer.evaluation_weights():
         metrics = held_out.evaluate(trainer.model)
         if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
@@ -173,7 +201,6 @@ def _finish(
 
     def write() -> None:
         config = trainer.model.config
-        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(text) for text in filled]})
         write_pretraining_report(
             recipe.folder,
             recipe.name,
@@ -184,6 +211,7 @@ def _finish(
             {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
             note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
         )
+        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(text) for text in filled]})
 
     world.run_on_main(write)
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
@@ -202,7 +230,7 @@ def run_folder(recipe: Recipe) -> RunFolder:
         RECIPE,
         recipe.model_dump(mode="json"),
         is_free=is_free_key,
-        remedy="set another run.folder, or delete this folder",
+        remedy=RUN_REMEDY,
     )
 
 

@@ -48,7 +48,7 @@ class Progress:
         if self._live:
             done = round(BAR_WIDTH * step / max(total, 1))
             bar = Text("━" * done, style="green") + Text("━" * (BAR_WIDTH - done), style="dim")
-            self._live.update(bar + Text(" " + line), refresh=True)
+            self._live.update(Text.assemble(bar, " ", line, no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
             self.console.print(line)
 

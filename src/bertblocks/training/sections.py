@@ -273,10 +273,16 @@ class Phase(Section):
 class Checkpoints(Section):
     every: Count = 250
     """Steps between checkpoints. A checkpoint is also written at the end, on SIGTERM and on Ctrl-C."""
-    keep: Count = 2
-    """The number of newest checkpoints to keep."""
+    keep: Count | Literal["all"] = 2
+    """The number of newest checkpoints to keep while the run trains. A finished run keeps its model and milestones;
+    with all, it keeps every checkpoint."""
     milestones: Count | None = None
     """Checkpoints at multiples of this many steps are never removed."""
+
+    @property
+    def kept(self) -> int | None:
+        """The number of newest checkpoints to keep; None means all."""
+        return None if self.keep == "all" else self.keep
 
 
 class Evaluation(Section):
