@@ -22,7 +22,7 @@ def answer(
         float | None, typer.Option(help="Give no answer if its score is higher by more than this.")
     ] = None,
 ) -> Prediction:
-    """Answer questions from texts; answers are exact spans, with their positions."""
+    """Answer questions with spans of texts."""
 
     def ask(item: Any) -> tuple[str, str]:
         if isinstance(item, tuple):

@@ -22,7 +22,7 @@ def compare(
     task: Task = "masked-lm",
     as_json: AsJson = False,
 ) -> None:
-    """Show the config keys that differ between two encoders, and their parameters and FLOPs side by side."""
+    """Compare two encoders: config keys, parameters and FLOPs."""
     from bertblocks.cli.source import load_source
 
     sources = load_source(first), load_source(second)

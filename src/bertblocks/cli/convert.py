@@ -34,7 +34,10 @@ def convert(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as another family and prove that both give the same outputs."""
+    """Write a checkpoint as another family.
+
+    The outputs of both are compared before the result gets its name.
+    """
     import transformers
 
     from bertblocks.checkpoints import convert as conversions

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FILES]...",
+        metavar="FILES",
         help="Files, folders or patterns of text, jsonl, csv, tsv, json, parquet, arrow or xlsx, or their .gz or .zst.",
         show_default=False,
     ),

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
 from bertblocks.cli.options import AsJson
-from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
 
 app = typer.Typer(help="Prepare corpora.", no_args_is_help=True)
@@ -70,7 +70,7 @@ def prepare(
         except (OSError, ValueError) as error:
             fail(error)
     for problem in store.bad_records:
-        typer.echo(f"bertblocks: bad record: {problem}", err=True)
+        echo(f"bertblocks: bad record: {problem}", err=True)
     if as_json:
         print_json({"folder": str(target), **store.counts, "named_bad_records": store.bad_records})
         return

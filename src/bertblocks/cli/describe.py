@@ -31,7 +31,7 @@ def describe(
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a mermaid diagram instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the modules, parameters, FLOPs and memory of an encoder."""
+    """Show modules, parameters, FLOPs and memory of an encoder."""
     if as_mermaid and as_json:
         raise typer.BadParameter("--mermaid and --json cannot be combined.")
     from bertblocks.cli.source import fail, load_source
@@ -76,10 +76,11 @@ def _as_json(source: ConfigSource, analysis: Analysis) -> dict[str, Any]:
 def _print(source: ConfigSource, analysis: Analysis) -> None:
     from rich.text import Text
 
-    from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
+    from bertblocks.cli.output import make_console, make_table, print_table, write_flops
+    from bertblocks.core.console import printable, write_bytes
 
     console = make_console()
-    console.print(Text.assemble((source.name, "bold"), f"  {source.description}"))
+    console.print(Text.assemble((printable(source.name), "bold"), f"  {printable(source.description)}"))
     console.print(analysis.summary)
     console.print()
     console.print(_rich_tree(analysis.tree))

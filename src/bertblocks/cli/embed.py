@@ -21,7 +21,10 @@ def embed(
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep this many leading dimensions.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not scale vectors to length 1.")] = False,
 ) -> Prediction:
-    """Compute embeddings; --json prints whole vectors, the table their first four numbers."""
+    """Compute an embedding for each text.
+
+    The table shows the first four numbers; --json and --output have whole vectors.
+    """
     return Prediction(
         "encode",
         {"prompt": prompt, "dimensions": dimensions, "normalize": not raw},

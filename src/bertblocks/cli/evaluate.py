@@ -19,7 +19,7 @@ def evaluate(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL... [KEY=VALUE]...",
+            metavar="MODEL|KEY=VALUE",
             help="Checkpoint folders or hub ids, compared with the first of them; and settings.",
         ),
     ],
@@ -34,7 +34,9 @@ def evaluate(
     int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score models; several models are compared on the same examples with a paired bootstrap.
+    """Score models and compare them.
+
+    Several models are compared with the first on the same examples, with a paired bootstrap.
 
     Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
     read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20; glue takes tasks=[rte,mrpc],

@@ -5,9 +5,12 @@ from __future__ import annotations
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 
+#: The commands of tasks, which make shorter columns.
+SHORT_NAMES = {"sequence-classification": "classify", "token-classification": "tag", "question-answering": "answer"}
+
 
 def families(as_json: AsJson = False) -> None:
-    """List the checkpoint families that can be read and written, by task."""
+    """List the checkpoint families and their tasks."""
     from bertblocks.checkpoints.families import FAMILIES
     from bertblocks.models import TASK_MODELS
 
@@ -15,8 +18,11 @@ def families(as_json: AsJson = False) -> None:
     if as_json:
         print_json({name: family.support() for name, family in FAMILIES.items()})
         return
-    table = make_table(["family", *tasks, "opens in transformers"], text_columns=len(tasks) + 2)
+    table = make_table(["family", *(SHORT_NAMES.get(task, task) for task in tasks)], text_columns=len(tasks) + 1)
     for name, family in FAMILIES.items():
-        marks = ["in, out" if task in family.model_classes else "-" for task in tasks]
-        table.add_row(name, *marks, "yes" if family.in_transformers else "-")
-    print_table(make_console(), "Checkpoint families", table)
+        table.add_row(name, *("yes" if task in family.model_classes else "-" for task in tasks))
+    console = make_console()
+    print_table(console, "Checkpoint families, and the tasks that are read and written", table)
+    others = ", ".join(name for name, family in FAMILIES.items() if not family.in_transformers)
+    meanings = ", ".join(f"{short}: {task}" for task, short in SHORT_NAMES.items())
+    console.print(f"\n{meanings}.\nTransformers opens all of them without BertBlocks, except {others}.", style="dim")

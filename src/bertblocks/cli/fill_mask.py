@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def fill_mask(
     top_k: Annotated[int, typer.Option(min=1, help="How many tokens to show for each mask.")] = 5,
 ) -> Prediction:
-    """Predict the most probable tokens for the masks of each text."""
+    """Predict the tokens behind the masks of each text."""
     return Prediction(
         "fill_mask",
         {"top_k": top_k},

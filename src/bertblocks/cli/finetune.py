@@ -53,7 +53,7 @@ def finetune(
     task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model learns.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as epochs=3 or label=COLUMN; `list` shows all."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 or label=COLUMN; `list` shows all."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A checkpoint folder of any family, or a hub id.")] = None,
     train: Annotated[

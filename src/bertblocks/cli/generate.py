@@ -21,7 +21,7 @@ OPEN = "░"
 
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder or hub id of a model and its tokenizer.")],
-    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to continue.")] = "",
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")] = "",
     infill: Annotated[
         str | None,
         typer.Option(help="A text whose masks to fill, instead of a prompt.", show_default=False),
@@ -53,7 +53,7 @@ def generate(
         raise typer.BadParameter("PROMPT and --infill cannot be combined.")
     import torch
 
-    from bertblocks.cli.output import print_json
+    from bertblocks.cli.output import echo, print_json
     from bertblocks.cli.source import fail
 
     generator = torch.Generator()
@@ -82,7 +82,7 @@ def generate(
         written = (ids == writer.tokenizer.mask_token_id).nonzero().flatten().tolist()
         print_json({"text": writer.text(filled), "ids": filled.tolist(), "written": written})
     else:
-        typer.echo(writer.text(filled))
+        echo(writer.text(filled))
 
 
 class Writer:
@@ -146,6 +146,8 @@ def _watch(writer: Writer, hidden: bool) -> Iterator[Callable[[Tensor], None]]:
     from rich.live import Live
     from rich.text import Text
 
+    from bertblocks.core.console import printable
+
     # transient: the command prints the finished text itself
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield lambda ids: live.update(Text(writer.text(ids[0])), refresh=True)
+        yield lambda ids: live.update(Text(printable(writer.text(ids[0]))), refresh=True)

@@ -34,25 +34,14 @@ app = typer.Typer(
     help="Build, load, pretrain, fine-tune and run any BERT-like encoder from one config.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help has room for text at 80 columns
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(describe)
-app.command()(compare)
-app.command()(presets)
-app.command()(convert)
-app.command()(quantize)
-app.command()(classify)
-app.command()(tag)
-app.command()(answer)
-app.command()(embed)
-app.command()(fill_mask)
-app.command()(families)
-app.command()(schema)
-app.command()(pretrain)
+for command in (embed, classify, tag, answer, fill_mask, generate):
+    app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
-app.command()(evaluate)
-app.command()(merge)
-app.command()(plan)
-app.command()(generate)
+for command in (evaluate, pretrain, plan, schema, convert, quantize, merge, families, presets, describe, compare):
+    app.command()(command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 

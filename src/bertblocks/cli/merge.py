@@ -11,9 +11,7 @@ from bertblocks.cli.options import AsJson
 
 
 def merge(
-    sources: Annotated[
-        list[str], typer.Argument(metavar="CHECKPOINT...", help="Checkpoint folders of the same model.")
-    ],
+    sources: Annotated[list[str], typer.Argument(metavar="CHECKPOINT", help="Checkpoint folders of the same model.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write. It must be new or empty.")],
     weights: Annotated[
         str | None,

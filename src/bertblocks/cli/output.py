@@ -10,15 +10,16 @@ from typing import Any
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column, Table
 
+from bertblocks.core.console import make_console as make_console
 from bertblocks.core.console import printable
 from bertblocks.core.log import logger
 
-#: Wide enough that nothing is truncated or wrapped when a program reads the output.
-PIPE_WIDTH = 100_000
+#: Wrapped text in a narrower column is hard to read.
+TEXT_WIDTH = 20
 
 
 class _EchoHandler(logging.Handler):
@@ -40,13 +41,6 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
-def make_console() -> Console:
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, emoji=False, highlight=False, width=PIPE_WIDTH)
-    return console
-
-
 def to_json_line(value: Any, digits: int | None = None) -> str:
     """Writes a value as one line of JSON; `digits` rounds arrays. Control characters are escaped."""
 
@@ -56,19 +50,47 @@ def to_json_line(value: Any, digits: int | None = None) -> str:
         numbers = other.tolist()
         return numbers if digits is None else [round(number, digits) for number in numbers]
 
-    line = json.dumps(value, ensure_ascii=False, default=convert)
-    return _C1_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+    return _escape(json.dumps(value, ensure_ascii=False, default=convert))
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(_escape(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def _escape(text: str) -> str:
+    return _C1_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def echo(message: str, err: bool = False) -> None:
+    """Prints a line; control characters are escaped."""
+    typer.echo(printable(message), err=err)
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """Prints an empty line, a title and a table."""
+    """Prints an empty line, a title and a table. On a narrow terminal, each row becomes a few lines."""
     console.print()
-    console.print(Text(title, style="bold"))
-    console.print(table)
+    console.print(title, style="bold")
+    if _least_width(table) > console.width:
+        table.pad_edge, table.padding = False, (0, 1, 0, 0)
+    if _least_width(table) <= console.width:
+        console.print(table)
+        return
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(name, style="bold")
+        grid = Table.grid("", Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+        for column, cell in zip(table.columns[1:], cells, strict=True):
+            grid.add_row("", column.header, cell)
+        console.print(grid)
+
+
+def _least_width(table: Table) -> int:
+    """The width below which numbers are truncated or text is hard to read."""
+    total = 0
+    for column in table.columns:
+        longest = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+        total += longest if column.no_wrap else min(longest, TEXT_WIDTH)
+    _, right, _, left = table.padding
+    return total + (right + left + 1) * len(table.columns) - 1 - (0 if table.pad_edge else right + left)
 
 
 def make_table(columns: Sequence[str], text_columns: int = 1) -> Table:
@@ -93,16 +115,3 @@ def write_flops(flops: float) -> str:
         if flops >= size:
             return f"{flops / size:,.2f} {unit}"
     return f"{flops:,.3g}"
-
-
-def write_bytes(count: float) -> str:
-    """Formats a number of bytes with a unit.
-
-    Example:
-        >>> write_bytes(3 * 2**20), write_bytes(1536)
-        ('3.0 MiB', '1.5 KiB')
-    """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 2**10:,.1f} KiB"

@@ -18,7 +18,7 @@ def plan(
         str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a shipped recipe.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Values that override the recipe's.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="The kind of GPU.")] = "h100",
     count: Annotated[int, typer.Option(help="The number of GPUs.")] = 8,
@@ -27,7 +27,10 @@ def plan(
     ] = 0.25,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate parameters, FLOPs, memory per device, tokens/s and hours of a recipe."""
+    """Estimate the hours and memory of a recipe on GPUs.
+
+    The estimate is computed from parameters and FLOPs; nothing is downloaded or trained.
+    """
     from bertblocks.cli.output import print_json
     from bertblocks.cli.source import fail
     from bertblocks.training.estimate import estimate_run
@@ -46,7 +49,8 @@ def plan(
 def _print(estimate: RunEstimate) -> None:
     from rich.text import Text
 
-    from bertblocks.cli.output import make_console, make_table, print_table, write_bytes, write_flops
+    from bertblocks.cli.output import make_console, make_table, print_table, write_flops
+    from bertblocks.core.console import write_bytes
     from bertblocks.reports.charts import write_number
     from bertblocks.training.estimate import GPUS
 

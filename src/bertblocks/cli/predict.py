@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.cells import cell_len, set_cell_size
 
 from bertblocks.cli.output import to_json_line
 from bertblocks.cli.source import fail
@@ -33,7 +34,7 @@ class PredictOptions:
 
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder of any family, or a hub id.")]
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT ... | -]", help="Texts; - reads lines from standard input.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - reads lines from standard input.")
     ] = None
     file: Annotated[
         list[str] | None,
@@ -269,7 +270,7 @@ def _print_row(row: Row, header: Mapping[str, int]) -> None:
     line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
     line = printable(f"{line}  {' '.join(last.split())}" if cells else last)
     if sys.stdout.isatty():
-        line = line[: shutil.get_terminal_size().columns]
+        line = set_cell_size(line, min(cell_len(line), shutil.get_terminal_size().columns))
     print(line.rstrip(), flush=True)
 
 

@@ -6,9 +6,12 @@ from bertblocks.cli.options import AsJson
 
 
 def presets(as_json: AsJson = False) -> None:
-    """List the built-in architectures, with the parameters of their masked-LM models."""
+    """List the built-in architectures.
+
+    Parameters are those of masked-LM models.
+    """
     from bertblocks.analysis import build, count_parameters
-    from bertblocks.cli.output import make_console, make_table, print_json
+    from bertblocks.cli.output import make_console, make_table, print_json, print_table
     from bertblocks.config import BertBlocksConfig
     from bertblocks.config.presets import preset_names, read_preset
 
@@ -28,7 +31,8 @@ def presets(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = make_table(list(rows[0]), text_columns=2)
+    table = make_table(["name", "description", "layers x hidden", "parameters"], text_columns=2)
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in row.values()))
-    make_console().print(table)
+        size = f"{row['layers']} x {row['hidden']:,}"
+        table.add_row(row["name"], row["description"], size, f"{row['parameters']:,}")
+    print_table(make_console(), "Architectures", table)

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 def pretrain(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RECIPE]", help="A recipe file (.yaml) or the name of a shipped recipe. Default: demo."
-        ),
+        typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a shipped recipe. Default: demo."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values that override the recipe's.")
+        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Values that override the recipe's.")
     ] = None,
 ) -> None:
     """Train a model from a recipe. The same command continues an interrupted run.

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertblocks.cli.options import AsJson, TaskName
-from bertblocks.cli.output import make_console, make_table, print_json, print_table, write_bytes
+from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
+from bertblocks.core.console import write_bytes
 
 if TYPE_CHECKING:
     from bertblocks.checkpoints.quantize import QuantizedFolder
@@ -35,7 +36,10 @@ def quantize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint with int8 weights for fast inference on CPUs, and show how accurate it is."""
+    """Write a checkpoint with int8 weights, for CPUs.
+
+    The command also measures how accurate the result is.
+    """
     import transformers
 
     from bertblocks.checkpoints.quantize import SAMPLE_TEXTS, quantize_folder

@@ -18,7 +18,10 @@ def tag(
         typer.Option(help="What to label; by default entities if the model's labels mark them, else words."),
     ] = None,
 ) -> Prediction:
-    """Find named entities in texts, or label each word, as the model was trained."""
+    """Find named entities, or label each word.
+
+    Which of them depends on the labels of the model.
+    """
     return Prediction(
         "tag",
         {"level": level},

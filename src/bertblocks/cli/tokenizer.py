@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
+from bertblocks.cli.output import echo
 from bertblocks.cli.source import fail
 
 app = typer.Typer(help="Train tokenizers.", no_args_is_help=True)
@@ -53,4 +54,4 @@ def train(
                 save_tokenizer(tokenizer, scratch)
         except (OSError, ValueError) as error:
             fail(error)
-    typer.echo(f"{target}: a {kind} tokenizer of {len(tokenizer):,} entries.")
+    echo(f"{target}: a {kind} tokenizer of {len(tokenizer):,} entries.")
