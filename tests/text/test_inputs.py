@@ -9,10 +9,12 @@ import json
 import os
 import sys
 import threading
-import types
+import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
@@ -183,14 +185,60 @@ def test_xlsx_needs_openpyxl_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(DataError, match=r"a\.xlsx: reading \.xlsx needs openpyxl; install it with `pip install"):
         read_inputs([path], TEXT)
-    sheet = types.SimpleNamespace(values=[("text", "label"), ("fine", 1), (None, None), ("bad", 2)])
-    book = types.SimpleNamespace(worksheets=[sheet])
-    monkeypatch.setitem(sys.modules, "openpyxl", types.SimpleNamespace(load_workbook=lambda *args, **options: book))
+
+
+def write_workbook(path: Path, *rows: tuple[Any, ...]) -> Path:
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.create_sheet("notes").append(("not", "this"))
+    book.save(path)
+    return path
+
+
+def test_a_real_workbook(tmp_path: Path) -> None:
+    day = datetime(2024, 5, 1)
+    rows = [("Text", "label", None, "day"), ("fine", 1, "x", day), (None, None, None, None), ("bad", 0, None, day)]
+    path = write_workbook(tmp_path / "a.XLSX", *rows)
     inputs = list(read_inputs([path], TEXT))
     assert [(record.value, record.location) for record in inputs] == [
         ("fine", f"{path} row 2"),
         ("bad", f"{path} row 4"),
     ]
+    assert [record.columns["label"] for record in inputs] == [1, 0]
+    assert inputs[0].columns["column3"] == "x"
+    assert inputs[0].columns["day"] == day
+
+
+def test_rows_of_zeros_are_rows(tmp_path: Path) -> None:
+    table = read_records(write_workbook(tmp_path / "a.xlsx", ("text", "label"), (0, 0), (False, 2)))
+    assert [(row["text"], row["label"]) for row in table.rows] == [(0, 0), (False, 2)]
+
+
+def test_a_damaged_workbook_is_one_sentence(tmp_path: Path) -> None:
+    whole = write_workbook(tmp_path / "a.xlsx", ("text",), ("fine",)).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.xlsx") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "torn.xlsx", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content[: len(content) // 2] if "sheet1" in name else content)
+    (tmp_path / "half.xlsx").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "other.xlsx").write_bytes(b"PK\x03\x04")
+    for name in ("torn", "half", "other"):
+        with pytest.raises(DataError, match=rf"{name}\.xlsx: the file is not an \.xlsx workbook, or it is damaged"):
+            list(read_inputs([tmp_path / f"{name}.xlsx"], TEXT))
+
+
+def test_each_wrong_path_has_its_own_sentence(tmp_path: Path) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "gone.csv")
+    for read in (lambda: read_inputs([link], TEXT), lambda: read_records(link)):
+        with pytest.raises(DataError, match=r"link\.csv:? is a link to .*gone\.csv, which does not exist"):
+            read()
+    with pytest.raises(DataError, match="no such file or folder"):
+        read_inputs([tmp_path / "gone.csv"], TEXT)
+    with pytest.raises(DataError, match=r"The folder .* has no \.txt"):
+        read_inputs([tmp_path], TEXT)
 
 
 @pytest.mark.parametrize(

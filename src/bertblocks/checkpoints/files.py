@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertblocks.core.storage import read_json, write_json
+from bertblocks.core.storage import read_json, why_unreadable, write_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -45,7 +45,8 @@ def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
         return folder
     text = str(source)
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise FileNotFoundError(f"{text} is not a checkpoint folder.")
+        reason = "is a file" if folder.is_file() else why_unreadable(folder)
+        raise FileNotFoundError(f"{text} is not a checkpoint folder: it {reason}.")
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *(["*.bin"] if allow_pickle else [])]

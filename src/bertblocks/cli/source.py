@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from bertblocks.core.console import printable
+from bertblocks.core.storage import why_unreadable
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -27,6 +28,8 @@ def fail(message: object) -> NoReturn:
     """Ends the command with one sentence on stderr and exit code 1, or silently if the reader of a pipe has left."""
     if isinstance(message, BrokenPipeError):
         raise message
+    if isinstance(message, OSError) and message.filename is not None:
+        message = f"{message.filename}: {message.strerror}."
     typer.echo(printable(f"bertblocks: {' '.join(str(message).split())}"), err=True)
     raise typer.Exit(1)
 
@@ -53,9 +56,10 @@ def _find_source(name_or_path: str) -> ConfigSource:
     if name_or_path not in preset_names():
         if path.exists():
             return _read_source(name_or_path, path / "config.json" if path.is_dir() else path)
-        if path.name != name_or_path or path.suffix == ".json":
+        if path.name != name_or_path or path.suffix == ".json" or path.is_symlink():
             raise FileNotFoundError(
-                f"{name_or_path} does not exist; give a preset, a folder with a config.json, or a .json or .yaml file."
+                f"{name_or_path} {why_unreadable(path)}; give a preset, a folder with a config.json, or a .json or "
+                ".yaml file."
             )
     description = read_preset(name_or_path)["description"]
     return ConfigSource(name_or_path, description, BertBlocksConfig.from_preset(name_or_path))

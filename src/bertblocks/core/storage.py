@@ -36,10 +36,21 @@ def atomic_file(target: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+def why_unreadable(path: Path) -> str:
+    """What is wrong with a path that should be a readable file; the words follow the path in a sentence."""
+    if path.is_dir():
+        return "is a folder, not a file"
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {path.readlink()}, which does not exist"
+    if not path.exists():
+        return "does not exist"
+    return "is not a regular file" if os.access(path, os.R_OK) else "cannot be read: permission denied"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist.")
+        raise FileNotFoundError(f"{path} {why_unreadable(path)}.")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

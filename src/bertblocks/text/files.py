@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from bertblocks.core.storage import why_unreadable
 from bertblocks.text.records import DataError, Format
 
 COMPRESSIONS = (".gz", ".zst")
@@ -90,6 +91,8 @@ def find_files(patterns: Iterable[str | Path]) -> list[Path]:
         else:
             anchor = Path(path.anchor)
             matches = sorted(file for file in anchor.glob(str(path.relative_to(anchor))) if file.is_file())
+            if not matches and path.is_symlink():
+                raise DataError(f"{pattern} {why_unreadable(path)}.")
             if not matches:
                 raise DataError(f"{pattern}: no such file or folder, and no file matches it as a pattern.")
             found.extend(matches)

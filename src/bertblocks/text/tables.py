@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bertblocks.core.storage import why_unreadable
 from bertblocks.text.files import ENDINGS, bad_characters, find_files, format_by_name
 from bertblocks.text.hub_datasets import load_dataset
 from bertblocks.text.readers import open_records
@@ -142,7 +143,7 @@ def _join(source: str, tables: list[Records]) -> Records:
 def _read_dataset(name: str) -> Records:
     path = Path(name.split(":")[0])
     if format_by_name(path) is not None and not path.is_dir():
-        raise DataError(f"{name}: no such file.")
+        raise DataError(f"{name}: {why_unreadable(path) if path.is_symlink() else 'no such file'}.")
     table = load_dataset(name)
     import datasets
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import IO, Any
@@ -23,18 +24,29 @@ def read_workbook(
         raise DataError(
             f"{source}: reading .xlsx needs openpyxl; install it with `pip install openpyxl`, or save the file as .csv."
         ) from error
-    try:
-        book = openpyxl.load_workbook(io.BytesIO(read_whole(file, source)), read_only=True, data_only=True)
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{source}: the file is not an .xlsx workbook ({error}).") from error
-    rows = ((number, row) for number, row in enumerate(book.worksheets[0].values, start=1) if any(row))
+    rows = _read_rows(openpyxl, read_whole(file, source), source)
     first = list(islice(rows, HEADER_ROWS + 1))
     if not first:
         return True, iter(())
     has_header = decide_header([["" if cell is None else cell for cell in row] for _, row in first])
-    width = len(first[0][1])
-    names = [str(cell) for cell in first[0][1]] if has_header else [f"column{number + 1}" for number in range(width)]
+    titles = first[0][1] if has_header else [None] * len(first[0][1])
+    names = [f"column{number}" if title is None else str(title) for number, title in enumerate(titles, start=1)]
     below = chain(first[1:] if has_header else first, rows)
     return has_header, (
         Record(Location(source, "row", number), dict(zip(names, row, strict=False))) for number, row in below
     )
+
+
+def _read_rows(openpyxl: Any, content: bytes, source: str) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The rows of the first sheet that are not empty, with their numbers."""
+    try:
+        book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+        if not book.worksheets:
+            raise DataError(f"{source}: the workbook has no sheet with cells.")
+        for number, row in enumerate(book.worksheets[0].values, start=1):
+            if any(cell is not None for cell in row):
+                yield number, row
+    except (KeyError, TypeError, ValueError, OSError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{source}: the file is not an .xlsx workbook, or it is damaged ({error}).") from error
