@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -266,6 +267,33 @@ def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe: Any, tmp_pa
     assert run(recipe, keep_all, "run.precision=bf16").exit_code == 0
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000020" / "state.json").read_text())
     assert state["precision"] == "bf16"
+
+
+def test_a_loaded_tokenizer_is_recorded_as_it_is(recipe: Any, tmp_path: Path) -> None:
+    made = CliRunner().invoke(
+        app, ["tokenizer", "train", str(tmp_path / "own"), str(tmp_path / "texts.txt"), "--vocab-size", "60"]
+    )
+    assert made.exit_code == 0, made.output
+    options = (
+        f"tokenizer={{load: {tmp_path / 'own'}}}",
+        "phases.0.duration=2",
+        "run.checkpoints={every: 1, keep: all}",
+    )
+    done = run(recipe, *options)
+    assert done.exit_code == 0, done.output
+    for file in ("recipe.json", "checkpoints/step-00000002/recipe.json"):
+        recorded = json.loads((tmp_path / "run" / file).read_text())["tokenizer"]
+        assert recorded == {"load": str(tmp_path / "own")}
+    entries = len(AutoTokenizer.from_pretrained(tmp_path / "own"))
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert re.search(rf"tokenizer entries\W.*?>{entries}<", report, re.DOTALL)
+    assert "8192" not in report
+    # version 0.1.0 recorded the defaults of a trained tokenizer
+    values = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    values["tokenizer"] |= {"kind": "wordpiece", "vocab_size": 8192}
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(values))
+    assert "holds this run, finished" in run(recipe, *options).output
+    assert "holds a run with tokenizer.load" in run(recipe, *options[1:]).stderr
 
 
 def test_prepared_tokens_need_their_own_tokenizer(recipe: Any, tmp_path: Path) -> None:

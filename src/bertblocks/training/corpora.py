@@ -119,7 +119,7 @@ def get_corpus(source: CorpusSource, folder: Path, held_out: float, workers: int
 
 def _named_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast | None:
     """The tokenizer that the recipe names, itself or by its checkpoint."""
-    origin = recipe.tokenizer.load or recipe.model.checkpoint or recipe.model.grow_from
+    origin = recipe.tokenizer_origin
     return load_fast_tokenizer(find_checkpoint(origin)) if origin else None
 
 

@@ -29,7 +29,7 @@ from bertblocks.training.loop import Outcome, Trainer
 from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
-from bertblocks.training.recipe import Recipe
+from bertblocks.training.recipe import TRAINED_TOKENIZER_KEYS, Recipe
 from bertblocks.training.run_folder import RunFolder, RunFolderError
 from bertblocks.training.state import Snapshot, TrainState
 from bertblocks.training.trackers import get_trackers
@@ -131,7 +131,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
 
     def write_extras(target: Path) -> None:
         save_tokenizer(corpus.tokenizer, target)
-        write_json(target / RECIPE, recipe.model_dump(mode="json"))
+        write_json(target / RECIPE, recipe.record())
 
     trainer = Trainer(
         model,
@@ -145,7 +145,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
         trackers=trackers,
         write_extras=write_extras,
     )
-    outcome = trainer.train(recipe.model_dump(mode="json"))
+    outcome = trainer.train(recipe.record())
     if outcome.signal is not None:
         return PretrainResult(folder, outcome, world.is_main, {}, [])
     result = _finish(recipe, world, corpus, held_out, trainer, outcome)
@@ -191,6 +191,8 @@ def _finish(
     state = outcome.state
     facts = {
         **{f"corpus: {key.replace('_', ' ')}": count for key, count in corpus.counts.items()},
+        "tokenizer": recipe.tokenizer_origin or f"{recipe.tokenizer.kind}, trained on the corpus",
+        "tokenizer entries": len(corpus.tokenizer),
         "steps": state.step,
         "tokens trained on": state.tokens,
         "seconds in steps": round(state.seconds, 1),
@@ -207,7 +209,7 @@ def _finish(
             metrics,
             [(text.text, text.answer, text.guesses) for text in filled],
             facts,
-            recipe.model_dump(mode="json"),
+            recipe.record(),
             {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
             note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
         )
@@ -225,11 +227,13 @@ def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizer
 
 
 def run_folder(recipe: Recipe) -> RunFolder:
+    # version 0.1.0 also recorded the size of a trained tokenizer for a loaded one
+    unused = {f"tokenizer.{key}" for key in TRAINED_TOKENIZER_KEYS} if recipe.tokenizer_origin else set()
     return RunFolder(
         recipe.folder,
         RECIPE,
-        recipe.model_dump(mode="json"),
-        is_free=is_free_key,
+        recipe.record(),
+        is_free=lambda key: is_free_key(key) or key in unused,
         remedy=RUN_REMEDY,
     )
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from bertblocks.core.registry import nearest
 from bertblocks.core.settings import RecipeError, Section, override, read_section, read_yaml
+from bertblocks.core.storage import why_unreadable
 from bertblocks.training.amounts import Amount
 from bertblocks.training.sections import (
     WSD,
@@ -26,6 +27,9 @@ from bertblocks.training.sections import (
     Schedule,
     Tokenizer,
 )
+
+#: Keys of a tokenizer that is trained.
+TRAINED_TOKENIZER_KEYS = {"kind", "vocab_size"}
 
 
 class Recipe(Section):
@@ -68,6 +72,16 @@ class Recipe(Section):
         return self
 
     @property
+    def tokenizer_origin(self) -> str | None:
+        """The folder or Hub id of the tokenizer to load; None if a tokenizer is trained."""
+        return self.tokenizer.load or self.model.checkpoint or self.model.grow_from
+
+    def record(self) -> dict[str, Any]:
+        """All values, as a run records them. What only a trained tokenizer has is left out for a loaded one."""
+        unused = {"tokenizer": TRAINED_TOKENIZER_KEYS} if self.tokenizer_origin else None
+        return self.model_dump(mode="json", exclude=unused)
+
+    @property
     def folder(self) -> Path:
         return Path(self.run.folder or f"runs/{self.name}")
 
@@ -97,6 +111,9 @@ def _find(source: str) -> tuple[dict[str, Any], str]:
     path = Path(source)
     if source in recipe_names():
         path = Path(str(resources.files("bertblocks.training.recipes") / f"{source}.yaml"))
+    elif path.is_dir() or path.is_symlink():
+        if not path.is_file():
+            raise RecipeError(f"{source} {why_unreadable(path)}; give a .yaml file or a shipped recipe.")
     elif not path.exists():
         raise RecipeError(
             f"{source} is neither a file nor a shipped recipe{nearest(source, recipe_names())}; "
