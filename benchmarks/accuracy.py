@@ -56,7 +56,7 @@ def int8_accuracy(settings: Settings) -> dict[str, Any]:
         results[name] = {"cosine_mean": cosines.mean().item(), "cosine_min": cosines.min().item()}
         if pairs is not None:
             results[name]["sts"] = sts_correlation(encode, tokenizer, pairs)
-    return {"texts": source, "tokens": sum(len(one) for one in reference), "goal": GOAL, "contenders": results}
+    return {"texts": source, "tokens": sum(len(text) for text in reference), "goal": GOAL, "contenders": results}
 
 
 def our_int8(folder: str) -> Encode:

@@ -14,7 +14,7 @@ from benchmarks.workload import Settings, Workload
 
 def measure(workload: Workload, contender: str) -> int:
     """Bytes that the first run needs in addition to the model and its inputs."""
-    function = next(one for one in workload.contenders if one.name == contender).prepare()
+    function = next(other for other in workload.contenders if other.name == contender).prepare()
     return peak_bytes(function)
 
 

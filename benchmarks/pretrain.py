@@ -170,7 +170,7 @@ def compare(rounds: int) -> dict[str, Any]:
             if number:
                 rates[OURS].append(tokens / seconds)
                 rates[PEER].append(peer_tokens / peer_seconds)
-        parameters = sum(one.numel() for one in setting.model().parameters())
+        parameters = sum(parameter.numel() for parameter in setting.model().parameters())
     return {
         "parameters": parameters,
         "tokens_per_round": tokens,

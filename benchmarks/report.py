@@ -197,7 +197,9 @@ def growth_sheets(stacks: dict[str, Result]) -> list[Sheet]:
 
 def growth_sheet(kind: str, results: list[Result]) -> Sheet:
     lengths = [result["facts"]["tokens"] for result in results]
-    names = [name for name in results[0]["contenders"] if all("seconds" in one["contenders"][name] for one in results)]
+    names = [
+        name for name in results[0]["contenders"] if all("seconds" in result["contenders"][name] for result in results)
+    ]
     lines = []
     for name in names:
         seconds = [result["contenders"][name]["seconds"]["median"] for result in results]

@@ -116,7 +116,10 @@ def train_theirs(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float
     """Examples per second of transformers' Trainer, and the score on the test examples."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     train, test = (
-        [{**tokenizer(one.text, one.pair, truncation=True, max_length=512), "labels": one.target} for one in examples]
+        [
+            {**tokenizer(example.text, example.pair, truncation=True, max_length=512), "labels": example.target}
+            for example in examples
+        ]
         for examples in (lesson.examples, lesson.test_examples)
     )
     transformers.set_seed(seed)

@@ -1,4 +1,4 @@
-"""The benchmarks' own logic: statistics, refusals, comparisons and reports; and one tiny run of the whole."""
+"""The logic of the benchmarks: statistics, comparisons, missing contenders, reports, and one tiny run."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ SETTINGS = Settings(rounds=3, seconds=1.0, threads=1, layers=1, scratch=Path())
 # ---------------------------------------------------------------------- numbers
 
 
-def test_quartiles_are_those_of_numpy() -> None:
+def test_quartiles_equal_numpy() -> None:
     numbers = [random.Random(0).lognormvariate(0, 1) for _ in range(23)]
     spread = Spread.of(numbers)
     assert (spread.low, spread.median, spread.high) == pytest.approx(np.quantile(numbers, [0.25, 0.5, 0.75]))
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    """A round in which the machine is ten times slower does not change them."""
+    """A round on a machine that is ten times slower does not change the ratios."""
     assert ratios([2.0, 2.0, 20.0], [1.0, 1.0, 10.0]) == Spread(2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
-def test_the_exponent_of_a_power_law_is_found(exponent: Any) -> None:
+def test_power_law_fits_recover_the_exponent(exponent: Any) -> None:
     sizes = [128, 256, 512, 1024]
     assert fitted_exponent(sizes, [3.0 * size**exponent for size in sizes]) == pytest.approx(exponent)
 
@@ -68,13 +68,13 @@ def test_rounds_are_interleaved_and_rotate() -> None:
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-def test_slow_rounds_are_fewer_but_never_none() -> None:
+def test_slow_workloads_run_fewer_rounds_but_at_least_one() -> None:
     assert fitting_rounds(7, 100.0, 10.0) == 3
     assert fitting_rounds(2, 100.0, 10.0) == 2
 
 
 @pytest.mark.skipif(not can_measure_memory(), reason="only Linux forgets a peak")
-def test_peak_memory_sees_what_a_call_frees_again() -> None:
+def test_peak_memory_includes_what_a_call_frees() -> None:
     size = 200 * 2**20
     peak = peak_bytes(lambda: torch.ones(size // 4).sum().item())
     assert 0.9 * size < peak < 1.5 * size
@@ -93,7 +93,7 @@ def test_ragged_batches_have_a_padding_factor_of_four(longest: Any) -> None:
     assert statistics.mean(logarithms) == pytest.approx(statistics.median(logarithms), abs=0.05)  # lognormal
 
 
-def test_sorted_batches_hold_every_token_once() -> None:
+def test_sorted_batches_contain_every_token_once() -> None:
     batch = make_batch([3, 9, 1, 5, 7], 100)
     parts = sorted_batches(batch, 2)
     assert [part["input_ids"].shape[1] for _, part in parts] == [9, 5, 1]
@@ -103,7 +103,7 @@ def test_sorted_batches_hold_every_token_once() -> None:
     assert torch.equal(target, batch["input_ids"])
 
 
-def test_labels_are_on_real_tokens_alone() -> None:
+def test_only_real_tokens_have_labels() -> None:
     batch = make_masked_batch([100, 20] * 20, 1000)
     labelled = batch["labels"] != -100
     assert not (labelled & ~batch["attention_mask"].bool()).any()
@@ -130,7 +130,7 @@ def test_texts_come_from_the_folder_or_from_docstrings(tmp_path: Path, monkeypat
 # ---------------------------------------------------------------------- comparing and timing
 
 
-def test_agreement_is_relative_for_fp32_and_a_cosine_for_int8() -> None:
+def test_agreement_is_relative_error_for_fp32_and_cosine_for_int8() -> None:
     reference = torch.tensor([[100.0, -200.0], [1.0, 1.0]])
     assert agreement(reference + 0.01, reference, exact=True)[1]
     assert not agreement(reference + 0.1, reference, exact=True)[1]
@@ -151,7 +151,7 @@ def raise_unavailable() -> None:
     raise Unavailable("not installed: something")
 
 
-def test_those_that_differ_or_are_missing_are_named_and_not_timed() -> None:
+def test_contenders_that_differ_or_are_missing_are_listed_and_not_timed() -> None:
     equal = Contender("equal", lambda: lambda: torch.ones(2, 2))
     wrong = Contender("wrong", lambda: lambda: torch.ones(2, 2) * 1.01)
     absent = Contender("absent", raise_unavailable)
@@ -176,7 +176,7 @@ def test_those_that_differ_or_are_missing_are_named_and_not_timed() -> None:
 # ---------------------------------------------------------------------- the command
 
 
-def test_names_are_groups_workloads_or_patterns() -> None:
+def test_workloads_are_selected_by_group_name_or_pattern() -> None:
     assert command.select(["bert-ragged"]) == ["bert-ragged"]
     assert len(command.select(["shapes"])) == 32
     assert command.select(["mixed-8*", "local-128"]) == ["local-128", "mixed-8192"]
@@ -209,7 +209,7 @@ def test_a_tiny_run_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert picture.count("<polyline") == 2
 
 
-def test_an_interrupted_run_keeps_its_results_and_goes_on(
+def test_an_interrupted_benchmark_keeps_its_results_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--only", "sweep-bert-[12]x8", "--layers", "1", "--rounds", "1", "--threads", "1"]

@@ -76,7 +76,7 @@ def prose(document: str) -> str:
 
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forgets afterwards what the examples register."""
+    """Removes what the examples register."""
     for registry in (ACTIVATIONS, BACKENDS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, MLPS, NORMS):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
 
@@ -116,7 +116,7 @@ def run_python(document: str, fence: Fence) -> None:
 
 @contextlib.contextmanager
 def record_models() -> Iterator[set[str]]:
-    """The names of the model classes that run a forward pass meanwhile."""
+    """Collects the names of the model classes that run a forward pass."""
     names: set[str] = set()
 
     def record(module: nn.Module, *_: object) -> None:
@@ -249,7 +249,7 @@ def test_names_are_in_the_files_that_the_document_gives(document: str) -> None:
 
 
 def test_the_api_page_lists_every_public_name() -> None:
-    """Python names of the package and of its JAX part, and commands; no more and no fewer."""
+    """It lists exactly the public names of the package, of its JAX part, and the commands."""
     sections = re.split(r"^## ", read("docs/api.md"), flags=re.MULTILINE)
     listed = {
         section.partition("\n")[0]: set(re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\|(.+?)\|", section, re.M))))

@@ -1,4 +1,4 @@
-"""Conversion of folders between families: proof, files and errors."""
+"""Conversion of folders between families: comparison, files and errors."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def save_reference(
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_there_and_back_gives_identical_tensors(tmp_path: Path, name: Any) -> None:
+def test_converting_there_and_back_gives_identical_tensors(tmp_path: Path, name: Any) -> None:
     save_reference(tmp_path / "theirs", name)
     there = convert(tmp_path / "theirs", tmp_path / "ours")
     back = convert(tmp_path / "ours", tmp_path / "back", to=name)
@@ -77,7 +77,7 @@ def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path: Path) -> N
     assert names == {"config.json", "model.safetensors", "special_tokens_map.json", "1_Pooling/config.json"}
 
 
-def test_shards_in_and_out(tmp_path: Path) -> None:
+def test_sharded_checkpoints_are_read_and_written(tmp_path: Path) -> None:
     theirs = save_reference(tmp_path / "theirs")
     for old in (tmp_path / "theirs").glob("*.safetensors"):
         old.unlink()
@@ -93,7 +93,9 @@ def test_shards_in_and_out(tmp_path: Path) -> None:
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_a_difference_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_with_different_outputs_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_reference(tmp_path / "theirs")
     monkeypatch.setattr(conversions, "compare", lambda *_: [Difference("logits", 2e-3, 1e-4)])
     with pytest.raises(ProofError, match=r"logits differs by 2.0e-03, above 1.0e-04; .* was not written"):
@@ -101,8 +103,8 @@ def test_a_difference_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-def test_a_wrong_conversion_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in the wrong order have the right shapes, and the proof still notices."""
+def test_weights_in_the_wrong_order_fail_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in the wrong order have the right shapes, but other outputs."""
     save_reference(tmp_path / "theirs", initializer_range=0.5)
     right = conversions.save_huggingface
 
@@ -118,7 +120,7 @@ def test_a_wrong_conversion_is_caught(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "copy").exists()
 
 
-def test_native_means_the_first_family_that_can_hold_it(tmp_path: Path) -> None:
+def test_native_means_the_first_family_that_can_represent_the_model(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "mini")
     assert convert(tmp_path / "mini", tmp_path / "native", to="native").target_family == "modernbert"
     own = BertBlocksConfig.from_preset("mini", qk_norm=True)
@@ -130,7 +132,7 @@ def test_native_means_the_first_family_that_can_hold_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "kept" / "config.json").read_text())["model_type"] == "bertblocks"
 
 
-def test_a_native_checkpoint_opens_without_bertblocks(tmp_path: Path) -> None:
+def test_a_native_checkpoint_loads_without_bertblocks(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "mini")
     convert(tmp_path / "mini", tmp_path / "native", to="modernbert")
     code = f"""
@@ -143,7 +145,7 @@ print(type(model).__name__)
     assert done.stdout.strip() == "ModernBertForMaskedLM"
 
 
-def test_probes_reach_every_edge() -> None:
+def test_probe_lengths_cover_every_edge() -> None:
     local = BertBlocksConfig.from_preset("modernbert-base")
     assert {1, 2, 64, 65, 128, 129, 194, 512} <= set(probe_lengths(local))
     learned = BertBlocksConfig(max_position_embeddings=34, position_offset=2)
@@ -159,7 +161,7 @@ def pickle_only(folder: Path, content: Any = None) -> None:
     weights.unlink()
 
 
-def test_pickles_are_read_only_where_allowed(tmp_path: Path) -> None:
+def test_pickles_are_read_only_if_allowed(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     pickle_only(tmp_path / "theirs")
     with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is a pickle, which is not read unless"):
@@ -170,7 +172,7 @@ def test_pickles_are_read_only_where_allowed(tmp_path: Path) -> None:
 
 
 class Evil:
-    """Would print if it were unpickled."""
+    """Prints if it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (print, ("unpickled",))
@@ -222,7 +224,7 @@ def damage(folder: Path, how: str) -> None:
         ("extra", "'encoder.layer.0.adapter.weight' has no place in a bert model"),
     ],
 )
-def test_bad_checkpoints_are_one_sentence_and_exit_code_1(tmp_path: Path, how: Any, message: Any) -> None:
+def test_bad_checkpoints_give_one_sentence_and_exit_code_1(tmp_path: Path, how: Any, message: Any) -> None:
     save_reference(tmp_path / "theirs")
     damage(tmp_path / "theirs", how)
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "theirs"), str(tmp_path / "out")])
@@ -248,7 +250,7 @@ def test_a_full_disk_leaves_no_partial_output(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("to", ["bert", "bertblocks"])
-def test_a_disk_that_fills_up_for_real(tmp_path: Path, to: Any) -> None:
+def test_a_real_full_disk_leaves_no_partial_output(tmp_path: Path, to: Any) -> None:
     """The system limits files to a few kilobytes."""
     save_reference(tmp_path / "theirs")
     code = f"""
@@ -271,7 +273,7 @@ main()
     ("architectures", "message"),
     [(["Foo"], "architectures is ['Foo']"), ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'")],
 )
-def test_an_unknown_class_is_an_error(tmp_path: Path, architectures: Any, message: Any) -> None:
+def test_an_unknown_architecture_raises(tmp_path: Path, architectures: Any, message: Any) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": architectures}))
@@ -299,7 +301,7 @@ def test_pickles_in_subfolders_are_not_copied_and_a_warning_names_them(tmp_path:
     assert not (tmp_path / "ours" / "2_Dense").exists()
 
 
-def test_a_tokenizer_of_few_files_still_opens_after_conversion(tmp_path: Path) -> None:
+def test_a_tokenizer_without_tokenizer_json_loads_after_conversion(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
     convert(tmp_path / "theirs", tmp_path / "ours")
@@ -309,7 +311,7 @@ def test_a_tokenizer_of_few_files_still_opens_after_conversion(tmp_path: Path) -
         assert tokenizer("cat").input_ids == [2, 5, 3]
 
 
-def test_the_proof_sees_token_types_and_wide_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_covers_token_types_and_wide_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_reference(tmp_path / "theirs")
     right = conversions.save_huggingface
 
@@ -325,7 +327,7 @@ def test_the_proof_sees_token_types_and_wide_windows(tmp_path: Path, monkeypatch
     assert {600, 601, 1200, 1201} <= set(probe_lengths(wide))
 
 
-def test_what_is_asked_for_must_make_sense(tmp_path: Path) -> None:
+def test_invalid_convert_arguments_raise(tmp_path: Path) -> None:
     save_reference(tmp_path / "theirs")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -355,7 +357,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["target_family"] == "bertblocks"
 
 
-def test_families_lists_the_registry() -> None:
+def test_families_lists_every_registered_family() -> None:
     result = CliRunner().invoke(app, ["families"])
     for name in FAMILIES:
         assert name in result.stdout
@@ -384,7 +386,7 @@ def test_load_opens_any_folder(tmp_path: Path) -> None:
         bertblocks.load(tmp_path / "ours", task="masked_lm")
 
 
-def test_minilm_there_and_back(tmp_path: Path) -> None:
+def test_minilm_converts_there_and_back(tmp_path: Path) -> None:
     """Identical tensors, and sentence-transformers gives the same embeddings from all three folders."""
     from importlib import resources
 
@@ -435,7 +437,7 @@ def test_caches_and_training_checkpoints_are_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [MARKER, STATE, OPTIMIZER, EMA])
-def test_every_file_of_a_training_checkpoint_is_known(name: Any) -> None:
+def test_files_of_a_training_checkpoint_are_recognized(name: Any) -> None:
     assert any(Path(name).match(pattern) for pattern in conversions.TRAINING_STATE)
 
 
@@ -454,7 +456,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     assert not any("private" in path.read_text(errors="ignore") for path in (tmp_path / "ours").rglob("*.txt"))
 
 
-def test_files_in_the_cache_of_the_hub_are_copied(tmp_path: Path) -> None:
+def test_linked_files_in_the_hub_cache_are_copied(tmp_path: Path) -> None:
     """A snapshot there is a folder of links to blobs."""
     save_reference(tmp_path / "plain")
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"

@@ -35,7 +35,7 @@ def small_bert() -> BertBlocksModel:
 
 
 def load_or_message(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """The weights of a folder, or the message of the error that loading it raises. Other errors pass."""
+    """The weights of a folder, or the message of the OSError or ValueError that loading it raises."""
     try:
         return bertblocks.load(folder)[0].state_dict(), ""
     except (OSError, ValueError) as error:
@@ -55,7 +55,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_flipped_bit_never_loads_other_numbers(saved: Any) -> None:
+def test_a_flipped_bit_never_loads_different_weights(saved: Any) -> None:
     weights = saved / "model.safetensors"
     intact, expected = weights.read_bytes(), bertblocks.load(saved)[0].state_dict()
     generator = random.Random(0)
@@ -71,7 +71,7 @@ def test_a_flipped_bit_never_loads_other_numbers(saved: Any) -> None:
     assert rejected > 20
 
 
-def test_the_check_can_be_turned_off(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum_verification_can_be_turned_off(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = saved / "model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
@@ -88,7 +88,7 @@ def test_weights_that_another_library_rewrites_load_without_a_checksum(saved: An
     bertblocks.load(saved)
 
 
-def test_what_we_save_is_what_transformers_saves(tmp_path: Path) -> None:
+def test_saved_files_equal_those_of_transformers(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config())
     model.save_pretrained(tmp_path / "theirs")
     save_model(model, tmp_path / "ours")
@@ -141,7 +141,7 @@ def test_an_index_cannot_name_files_outside_the_folder(tmp_path: Path, make: Any
 
 @pytest.mark.parametrize("make", [own, bert])
 @pytest.mark.parametrize("content", ["[1]", '{"weight_map": 3}', '{"weight_map": {"a": {}}}', "{}", DEEP, "\x00"])
-def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path: Path, make: Any, content: Any) -> None:
+def test_a_malformed_index_gives_one_sentence(tmp_path: Path, make: Any, content: Any) -> None:
     folder = make(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
@@ -167,7 +167,7 @@ def test_an_index_of_the_wrong_shape_is_one_sentence(tmp_path: Path, make: Any, 
     ],
     ids=str,
 )
-def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path: Path, make: Any, changes: Any) -> None:
+def test_impossible_config_values_give_one_sentence(tmp_path: Path, make: Any, changes: Any) -> None:
     folder = make(tmp_path / "model")
     edit(folder / "config.json", **changes)
     _, message = load_or_message(folder)
@@ -178,7 +178,7 @@ def test_config_values_that_no_model_can_have_are_one_sentence(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [DEEP, "[1]", "3", '{"model": 1, "auto_map": 2, "added_tokens": 5}', "{"])
-def test_other_files_of_the_wrong_shape_are_one_sentence(tmp_path: Path, name: Any, content: Any) -> None:
+def test_other_malformed_files_give_one_sentence(tmp_path: Path, name: Any, content: Any) -> None:
     folder = own(tmp_path / "model")
     wrap("wordpiece").save_pretrained(folder)
     (folder / name).write_text(content)
@@ -216,21 +216,21 @@ def test_settings_of_sentence_transformers_are_checked(tmp_path: Path, name: Any
 
 
 @pytest.mark.parametrize("content", [DEEP, "[1]", "{"])
-def test_merge_reports_a_bad_tokenizer_file(tmp_path: Path, content: Any) -> None:
+def test_merge_raises_for_a_bad_tokenizer_file(tmp_path: Path, content: Any) -> None:
     for name in ("a", "b"):
         (own(tmp_path / name) / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"a/tokenizer\.json"):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
 
 
-def test_unreadable_files_are_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = bert(tmp_path / "model")
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(".safetensors"))
     with pytest.raises(PermissionError, match=r"model\.safetensors cannot be read: permission denied"):
         bertblocks.load(folder)
 
 
-def test_a_full_disk_in_quantize_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_in_quantize_gives_one_sentence(tmp_path: Path) -> None:
     bert(tmp_path / "theirs")
     code = f"""
 import resource, signal, sys

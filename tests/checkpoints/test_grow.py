@@ -1,4 +1,4 @@
-"""Growing: weights follow the documented map, equal functions are equal, and a grown model starts at a low loss."""
+"""Growing: weights follow the documented map, outputs stay equal where promised, and the initial loss is low."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def randomized(model: Any) -> Any:
-    """Random biases and norms too, so a test notices if one of them is mapped wrongly."""
+    """Draws biases and norms at random too, so that a wrong mapping shows."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -57,7 +57,7 @@ def randomized(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_whole_multiples_of_the_width_compute_the_same(name: Any) -> None:
+def test_growing_to_a_multiple_of_the_width_keeps_the_outputs(name: Any) -> None:
     options = ARCHITECTURES[name]
     wider = dict(DOUBLE)
     if "num_kv_heads" in options:
@@ -75,7 +75,7 @@ def test_whole_multiples_of_the_width_compute_the_same(name: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [BertBlocksForPreTraining, BertBlocksForSequenceClassification])
-def test_other_heads_grow_too(task: Any) -> None:
+def test_grow_works_for_every_head(task: Any) -> None:
     small = randomized(task(tiny_config(num_labels=3)))
     large = grow(small, tiny_config(**DOUBLE, num_labels=3), noise=0.0).eval()
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -83,7 +83,7 @@ def test_other_heads_grow_too(task: Any) -> None:
         torch.testing.assert_close(large(ids)[key], value, atol=2e-4, rtol=1e-4)
 
 
-def test_every_element_of_a_modern_layer_is_where_the_map_says() -> None:
+def test_every_weight_of_a_grown_modern_layer_follows_the_documented_map() -> None:
     """Width 24 -> 40, heads 3 -> 5, feed-forward 10 -> 16, which are not whole multiples, checked index by index."""
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 10}
     larger = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 16}
@@ -119,7 +119,7 @@ def kinds(every: int, layers: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("old", "new"), [(22, 28), (4, 12), (3, 7), (7, 7), (2, 9)])
-def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old: Any, new: Any) -> None:
+def test_new_layers_copy_layers_of_their_kind_at_the_same_relative_depth(old: Any, new: Any) -> None:
     def model(layers: int) -> BertBlocksForMaskedLM:
         with torch.device("meta"):
             return BertBlocksForMaskedLM(tiny_config(**MODERN, num_hidden_layers=layers))
@@ -140,7 +140,7 @@ def test_layers_copy_their_own_kind_at_the_same_share_of_the_depth(old: Any, new
         assert mapped == list(range(old))
 
 
-def test_a_deeper_model_has_copies_of_layers_and_all_else_as_it_was() -> None:
+def test_growing_in_depth_copies_layers_and_keeps_everything_else() -> None:
     small = randomized(BertBlocksForMaskedLM(tiny_config(**MODERN, num_hidden_layers=4)))
     large = grow(small, tiny_config(**MODERN, num_hidden_layers=7))  # no width is tiled, so there is no noise
     mapped = depth_map(small, large)
@@ -181,7 +181,7 @@ def measure(model: Any, ids: torch.Tensor) -> float:
     [DOUBLE, {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 40, "num_hidden_layers": 4}],
     ids=["twice the width", "other widths and a layer more"],
 )
-def test_a_grown_model_starts_far_below_a_fresh_one(larger: Any) -> None:
+def test_a_grown_model_starts_with_a_much_lower_loss_than_a_new_one(larger: Any) -> None:
     options = {**MODERN, "initializer_range": 0.05}
     # texts that count upwards, from which any hidden token can be told
     ids = (torch.arange(16) + torch.arange(24)[:, None]) % 50 + 5
@@ -195,7 +195,7 @@ def test_a_grown_model_starts_far_below_a_fresh_one(larger: Any) -> None:
     assert train(large.train(), ids, 40) < start
 
 
-def test_noise_lets_copies_part_and_without_it_they_never_do() -> None:
+def test_copies_diverge_only_with_noise() -> None:
     small = BertBlocksForMaskedLM(tiny_config(**MODERN))
     ids = torch.randint(5, 60, (4, 12))
     for noise, together in ((0.0, True), (0.01, False)):
@@ -205,7 +205,7 @@ def test_noise_lets_copies_part_and_without_it_they_never_do() -> None:
         assert torch.allclose(gradient[:24], gradient[24:], rtol=1e-3, atol=1e-5) == together
 
 
-def test_ngpt_grows_onto_the_sphere() -> None:
+def test_a_grown_ngpt_model_has_normalized_matrices() -> None:
     options = {"ngpt": True, "embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope", "mask_token_id": 3}
     small = BertBlocksForMaskedDiffusion(tiny_config(**options))
     large = grow(small, tiny_config(**options, **DOUBLE))
@@ -229,13 +229,13 @@ def test_ngpt_grows_onto_the_sphere() -> None:
         ({}, {"mlm_head_size": 20}, r"head.inner.weight has no counterpart"),
     ],
 )
-def test_a_config_that_is_not_a_larger_model_of_the_same_kind_is_an_error(small: Any, large: Any, message: Any) -> None:
+def test_growing_to_a_smaller_or_different_model_raises(small: Any, large: Any, message: Any) -> None:
     model = BertBlocksForMaskedLM(tiny_config(**small))
     with pytest.raises(ValueError, match=message):
         grow(model, tiny_config(**large))
 
 
-def test_base_to_large_of_modernbert_is_possible() -> None:
+def test_modernbert_base_grows_to_modernbert_large() -> None:
     with torch.device("meta"):
         small, large = (
             BertBlocksForMaskedLM(BertBlocksConfig.from_preset(f"modernbert-{size}")) for size in ("base", "large")

@@ -1,4 +1,4 @@
-"""Loading reads the head that a checkpoint holds, never invents one, and reports what it found."""
+"""Loading reads the head that a checkpoint has, never makes one up, and reports what it found."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_checkpoint_without_the_head_it_names_is_read_as_an_encoder(headless: 
     assert (report.family, report.task, report.named_task, report.fresh) == ("bert", "base", "masked-lm", ())
 
 
-def test_convert_proves_such_a_checkpoint_as_an_encoder(headless: Any, tmp_path: Path) -> None:
+def test_convert_compares_a_headless_checkpoint_as_an_encoder(headless: Any, tmp_path: Path) -> None:
     with expect_log("read as base"):
         done = bertblocks.convert(headless, tmp_path / "ours")
     assert done.task == "base"
@@ -53,7 +53,7 @@ def test_convert_proves_such_a_checkpoint_as_an_encoder(headless: Any, tmp_path:
         torch.testing.assert_close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
-def test_no_command_writes_a_head_that_was_never_trained(headless: Any, tmp_path: Path) -> None:
+def test_commands_never_write_an_untrained_head(headless: Any, tmp_path: Path) -> None:
     with expect_log("read as base"):
         assert quantize_folder(headless, tmp_path / "int8", min_cosine=0.0).task == "base"
     assert not any("decoder" in name for name in load_file(tmp_path / "int8" / "model.safetensors"))
@@ -65,7 +65,7 @@ def test_no_command_writes_a_head_that_was_never_trained(headless: Any, tmp_path
         assert not (tmp_path / "out").exists()
 
 
-def test_commands_take_the_head_that_they_are_told(tmp_path: Path) -> None:
+def test_the_task_option_selects_the_head(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     for command, options in (("convert", []), ("quantize", ["--min-cosine", "0"])):
         arguments = [command, str(tmp_path / "bert"), str(tmp_path / command), "--task", "base", "--json", *options]
@@ -81,13 +81,13 @@ def test_a_head_that_the_caller_asks_for_is_initialized_and_reported(headless: A
         load_trained(headless, "masked-lm")
 
 
-def test_a_pretraining_checkpoint_without_its_order_head_is_a_masked_lm(tmp_path: Path) -> None:
+def test_a_pretraining_checkpoint_without_its_order_head_is_read_as_a_masked_lm(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     _, report = load_with_report(claim(tmp_path / "bert", "BertForPreTraining"))
     assert (report.task, report.fresh) == ("masked-lm", ())
 
 
-def test_filling_masks_without_a_head_is_an_error(headless: Any) -> None:
+def test_fill_mask_without_a_head_raises(headless: Any) -> None:
     tokenizer = wrap("wordpiece")
     with expect_log("read as base"):
         predictor = Predictor(headless, tokenizer)
@@ -98,13 +98,13 @@ def test_filling_masks_without_a_head_is_an_error(headless: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["BertBlocksForSequenceClassification", "BertBlocksForMaskedLM"])
-def test_own_checkpoints_are_read_by_what_they_hold_too(tmp_path: Path, architecture: Any) -> None:
+def test_own_checkpoints_without_the_head_they_name_are_read_as_encoders(tmp_path: Path, architecture: Any) -> None:
     BertBlocksModel(tiny_config()).save_pretrained(tmp_path / "own")
     _, report = load_with_report(claim(tmp_path / "own", architecture))
     assert (report.family, report.task, report.fresh) == ("bertblocks", "base", ())
 
 
-def test_an_encoder_read_from_a_task_model_has_no_invented_pooler(tmp_path: Path) -> None:
+def test_an_encoder_read_from_a_task_model_does_not_get_a_new_pooler(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path / "own")
     model, report = load_with_report(tmp_path / "own", "base")
     assert model.pooler is None
@@ -112,7 +112,7 @@ def test_an_encoder_read_from_a_task_model_has_no_invented_pooler(tmp_path: Path
     assert report.unread == ("decoder", "head")
 
 
-def test_a_stored_copy_of_a_tied_decoder_is_not_called_unread(tmp_path: Path) -> None:
+def test_a_stored_copy_of_a_tied_decoder_is_not_reported_as_unread(tmp_path: Path) -> None:
     transformers.BertForMaskedLM(FAMILY_CASES["bert"].make_config()).save_pretrained(tmp_path / "bert")
     weights = tmp_path / "bert" / "model.safetensors"
     tensors = load_file(weights)

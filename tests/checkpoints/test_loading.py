@@ -30,8 +30,8 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_auto_classes_in_a_new_process(tmp_path: Path) -> None:
-    """`import bertblocks` before transformers is all it takes."""
+def test_auto_classes_load_every_task_in_a_new_process(tmp_path: Path) -> None:
+    """It is enough to import bertblocks."""
     ids = torch.tensor([[1, 2, 3, 4]])
     for task in AUTO_CLASSES:
         model = TASK_MODELS[task](tiny_config(num_labels=3)).eval()
@@ -57,12 +57,12 @@ for task, name in {AUTO_CLASSES!r}.items():
         "import bertblocks.config; from transformers import AutoConfig",
     ],
 )
-def test_registered_whatever_the_order_of_imports(imports: Any) -> None:
+def test_auto_config_works_in_any_order_of_imports(imports: Any) -> None:
     code = f"{imports}; print(type(AutoConfig.for_model('bertblocks')).__name__)"
     assert run(code).strip() == "BertBlocksConfig"
 
 
-def test_import_is_light() -> None:
+def test_import_does_not_load_heavy_packages() -> None:
     loaded = "print(*(name for name in ('torch', 'transformers', 'datasets', 'jax', 'peft') if name in sys.modules))"
     assert run(f"import sys, bertblocks; {loaded}").split() == []
     assert run(f"import sys, bertblocks.models; {loaded}").split() == ["torch", "transformers"]
@@ -71,7 +71,7 @@ def test_import_is_light() -> None:
 # ---------------------------------------------------------------------- between tasks
 
 
-def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path: Path) -> None:
+def test_a_pretrained_encoder_gets_a_new_head(tmp_path: Path) -> None:
     pretrained = BertBlocksForMaskedLM(tiny_config())
     pretrained.save_pretrained(tmp_path)
     model = BertBlocksForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
@@ -84,7 +84,7 @@ def test_a_pretrained_encoder_gets_a_fresh_head(tmp_path: Path) -> None:
             assert torch.isfinite(parameter).all(), name
 
 
-def test_a_task_checkpoint_gives_back_its_encoder_and_pooler(tmp_path: Path) -> None:
+def test_an_encoder_loaded_from_a_task_checkpoint_has_its_weights_and_pooler(tmp_path: Path) -> None:
     classifier = BertBlocksForSequenceClassification(tiny_config())
     classifier.save_pretrained(tmp_path)
     base = BertBlocksModel.from_pretrained(tmp_path)
@@ -99,7 +99,7 @@ def damage(folder: Any, how: str) -> None:
     if how == "truncated":
         weights.write_bytes(weights.read_bytes()[:-50])
     elif how == "not safetensors":
-        weights.write_bytes(b"\x80\x04 this is no tensor file")
+        weights.write_bytes(b"\x80\x04 this is not a tensor file")
     elif how == "pickle only":
         torch.save(load_file(weights), folder / "pytorch_model.bin")
         weights.unlink()
@@ -136,14 +136,14 @@ def damage(folder: Any, how: str) -> None:
         ("wrong shape", r"the weights do not have the shapes that the config asks for"),
     ],
 )
-def test_bad_files_are_errors_and_never_load_partially(tmp_path: Path, how: Any, message: Any) -> None:
+def test_bad_files_raise_and_never_load_partially(tmp_path: Path, how: Any, message: Any) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, how)
     with pytest.raises((OSError, ValueError), match=message):
         BertBlocksForMaskedLM.from_pretrained(tmp_path)
 
 
-def test_pickles_are_not_read_even_when_asked_for(tmp_path: Path) -> None:
+def test_from_pretrained_never_reads_pickles(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(tiny_config()).save_pretrained(tmp_path)
     damage(tmp_path, "pickle only")
     with pytest.raises(ValueError, match="never pickles"):

@@ -34,7 +34,7 @@ def folders(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("weights", [None, [1, 2, 5]])
-def test_every_tensor_is_the_weighted_mean(folders: Any, tmp_path: Path, weights: Any) -> None:
+def test_every_merged_tensor_is_the_weighted_mean(folders: Any, tmp_path: Path, weights: Any) -> None:
     done = merge(folders, tmp_path / "mean", weights)
     shares = np.array(weights or [1, 1, 1]) / np.sum(weights or [1, 1, 1])
     assert list(done.shares.values()) == pytest.approx(shares)
@@ -50,7 +50,7 @@ def test_every_tensor_is_the_weighted_mean(folders: Any, tmp_path: Path, weights
     assert tokenizer.tokenize("cat dog") == ["cat", "dog"]
 
 
-def test_the_mean_of_equal_checkpoints_is_each_of_them_in_any_precision(tmp_path: Path) -> None:
+def test_merging_equal_checkpoints_changes_nothing_in_any_precision(tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(num_hidden_layers=1)).to(torch.bfloat16)
     for name in "abc":
         model.save_pretrained(tmp_path / name)
@@ -60,7 +60,7 @@ def test_the_mean_of_equal_checkpoints_is_each_of_them_in_any_precision(tmp_path
         assert torch.equal(tensor, load_file(tmp_path / "a" / "model.safetensors")[name])
 
 
-def test_checkpoints_in_several_files_and_of_other_libraries(tmp_path: Path) -> None:
+def test_merge_reads_sharded_checkpoints_and_those_of_other_libraries(tmp_path: Path) -> None:
     config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     models = [BertForMaskedLM(config) for _ in range(2)]
     models[0].save_pretrained(tmp_path / "a", max_shard_size=20_000)
@@ -134,17 +134,17 @@ def test_checkpoints_that_cannot_be_averaged_raise_an_error_that_names_the_reaso
         ("ab", [1, float("nan")], "each must be above 0"),
     ],
 )
-def test_bad_lists_and_weights(folders: Any, tmp_path: Path, names: Any, weights: Any, message: Any) -> None:
+def test_invalid_merge_arguments_raise(folders: Any, tmp_path: Path, names: Any, weights: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         merge([tmp_path / name for name in names], tmp_path / "mean", weights)
 
 
-def test_nothing_is_overwritten(folders: Any, tmp_path: Path) -> None:
+def test_merge_does_not_overwrite(folders: Any, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="exists and is not empty"):
         merge(folders[:2], folders[2])
 
 
-def test_the_command(folders: Any, tmp_path: Path) -> None:
+def test_merge_prints_what_it_wrote(folders: Any, tmp_path: Path) -> None:
     arguments = ["merge", *map(str, folders), "--output", str(tmp_path / "mean")]
     result = CliRunner().invoke(app, [*arguments, "--weights", "2,1,1", "--json"])
     assert result.exit_code == 0, result.output

@@ -50,7 +50,7 @@ def parameter_count(config: BertBlocksConfig, task: str) -> int:
 # ---------------------------------------------------------------------- help and version
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_does_not_import_heavy_packages() -> None:
     program = (
         "import sys\n"
         "from bertblocks.cli.main import main\n"
@@ -66,7 +66,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert result.stderr.strip() == "[]"
 
 
-def test_version() -> None:
+def test_version_prints_the_version() -> None:
     assert run("--version").stdout == f"bertblocks {bertblocks.__version__}\n"
 
 
@@ -85,7 +85,9 @@ def test_a_setting_may_be_written_as_an_option(tmp_path: Path) -> None:
     assert "epochs" in error
 
 
-def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_raises_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     error = run("embed", "nosuchmodel", "plain", expect=1).stderr
     assert error.startswith("bertblocks: nosuchmodel is not a folder, and it could not be downloaded")
@@ -94,7 +96,7 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_named(monkeypatch: p
 # ---------------------------------------------------------------------- describe
 
 
-def test_describe_tells_of_modules_parameters_and_cost() -> None:
+def test_describe_shows_modules_parameters_and_cost() -> None:
     text = run("describe", "modernbert-base").stdout
     assert text.startswith("modernbert-base  ModernBERT-base (Warner et al., 2024)\n22 layers of 768")
     assert "(1-2, 4-5, 7-8, ..., 19-20): 14 x Block(local)" in text
@@ -113,7 +115,7 @@ def test_describe_counts_the_head_of_the_task(task: Any) -> None:
     assert found["tree"]["kind"] == TASK_MODELS[task].__name__
 
 
-def test_describe_json_holds_everything() -> None:
+def test_describe_json_contains_everything() -> None:
     found = run_json("describe", "mini", "--length", "16", "--length", "64")
     assert set(found) == {"name", "description", "summary", "task", "config", "parameters", "costs", "tree"}
     assert found["config"]["layer_types"] == ["global", "local", "local", "global"]
@@ -125,13 +127,13 @@ def test_describe_json_holds_everything() -> None:
     assert [layer["layers"] for layer in layers] == [[0], [1, 2], [3]]
 
 
-def test_describe_stops_at_learned_positions() -> None:
+def test_describe_omits_lengths_beyond_learned_positions() -> None:
     assert [cost["length"] for cost in run_json("describe", "bert-base")["costs"]] == [128, 512]
     error = run("describe", "bert-base", "--length", "513", expect=1).stderr
     assert error == "bertblocks: The length is 513; it must be from 1 to 512, the number of learned positions.\n"
 
 
-def test_describe_reads_folders_and_files_of_every_kind(tmp_path: Path) -> None:
+def test_describe_reads_folders_and_files_of_every_family(tmp_path: Path) -> None:
     own = BertBlocksConfig.from_preset("mini", layer_overrides={1: {"hidden_act": "silu"}})
     own.save_pretrained(tmp_path / "own")
     theirs = transformers.BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
@@ -150,14 +152,14 @@ def test_describe_reads_folders_and_files_of_every_kind(tmp_path: Path) -> None:
     assert run_json("describe", tmp_path / "keys.json")["config"]["head_dim"] == 2
 
 
-def test_a_preset_comes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_takes_precedence_over_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     BertBlocksConfig.from_preset("mini", num_hidden_layers=2).save_pretrained(tmp_path / "mini")
     monkeypatch.chdir(tmp_path)
     assert run_json("describe", "mini")["config"]["num_hidden_layers"] == 4
     assert run_json("describe", "./mini")["config"]["num_hidden_layers"] == 2
 
 
-def test_describe_mermaid_is_a_flowchart_and_nothing_else() -> None:
+def test_describe_mermaid_prints_only_a_flowchart() -> None:
     lines = run("describe", "mini", "--task", "sequence-classification", "--mermaid").stdout.splitlines()
     assert lines[0] == "flowchart TD"
     assert '    pooling["pooling: mean"]' in lines
@@ -167,7 +169,7 @@ def test_describe_mermaid_is_a_flowchart_and_nothing_else() -> None:
 # ---------------------------------------------------------------------- compare
 
 
-def test_compare_shows_what_differs_and_by_how_much(tmp_path: Path) -> None:
+def test_compare_shows_differences_and_ratios(tmp_path: Path) -> None:
     BertBlocksConfig.from_preset("mini", norm_fn="rms", intermediate_size=192).save_pretrained(tmp_path)
     found = run_json("compare", "mini", tmp_path)
     assert found["config"] == {"intermediate_size": {"a": 96, "b": 192}, "norm_fn": {"a": "layer", "b": "rms"}}
@@ -180,14 +182,14 @@ def test_compare_shows_what_differs_and_by_how_much(tmp_path: Path) -> None:
     assert ["feed-forward", "73,728", "147,456", "2.00"] in rows
 
 
-def test_compare_writes_layers_briefly_and_ratios_only_where_there_are_any() -> None:
+def test_compare_abbreviates_layers_and_omits_undefined_ratios() -> None:
     rows = [" ".join(line.split()) for line in run("compare", "modernbert-base", "bert-base").stdout.splitlines()]
     assert "layer_types global: 0, 3, 6, ..., 21; local: 1-2, 4-5, 7-8, ..., 19-20 global: 0-11" in rows
     assert "position and type embedding 0 394,752 -" in rows
     assert {row.split()[0] for row in rows if "attention over keys" in row} == {"128", "512"}
 
 
-def test_compare_says_when_nothing_differs(tmp_path: Path) -> None:
+def test_compare_reports_that_nothing_differs(tmp_path: Path) -> None:
     BertBlocksConfig.from_preset("mini").save_pretrained(tmp_path)
     text = run("compare", "mini", tmp_path).stdout
     assert text == f"Nothing differs: mini and {tmp_path} are the same architecture of 277,120 parameters.\n"
@@ -197,7 +199,7 @@ def test_compare_says_when_nothing_differs(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- presets
 
 
-def test_presets_lists_them_all() -> None:
+def test_presets_lists_all_presets() -> None:
     rows = run_json("presets")
     assert [row["name"] for row in rows] == preset_names()
     by_name = {row["name"]: row for row in rows}
@@ -216,7 +218,7 @@ def test_presets_lists_them_all() -> None:
 # ---------------------------------------------------------------------- output
 
 
-def test_piped_output_is_neither_cut_nor_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_output_is_neither_truncated_nor_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     for command in (["presets"], ["describe", "bert-base"], ["compare", "bert-base", "modernbert-base"]):
         text = run(*command).stdout
@@ -243,7 +245,7 @@ def test_piped_output_is_neither_cut_nor_coloured(monkeypatch: pytest.MonkeyPatc
     ],
 )
 @pytest.mark.parametrize("command", ["describe", "compare"])
-def test_a_bad_file_is_named_in_one_sentence(tmp_path: Path, content: Any, message: Any, command: Any) -> None:
+def test_a_bad_file_gives_one_sentence_that_names_it(tmp_path: Path, content: Any, message: Any, command: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
     result = run(command, *(["mini"] if command == "compare" else []), tmp_path, expect=1)
@@ -266,7 +268,7 @@ def test_a_bad_file_is_named_in_one_sentence(tmp_path: Path, content: Any, messa
         (".", "config.json does not exist."),
     ],
 )
-def test_what_does_not_exist_is_said_so(
+def test_unknown_names_and_missing_paths_give_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any, message: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -287,7 +289,7 @@ def test_what_does_not_exist_is_said_so(
         ["draw", "mini"],
     ],
 )
-def test_wrong_usage_ends_with_code_2(arguments: Any) -> None:
+def test_wrong_usage_exits_with_code_2(arguments: Any) -> None:
     assert run(*arguments, expect=2).stdout == ""
 
 

@@ -1,4 +1,4 @@
-"""Masked diffusion learns a distribution whose entropy is known, writes samples of it, and does so in the terminal."""
+"""Masked diffusion learns a distribution of known entropy; `generate` samples from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = ["the", "cat", "dog", "sat", "ran", "."]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 FIRST = len(SPECIAL)
 LENGTH = 6
-#: A Markov chain over the words: the first is drawn by START, each next by the row of the one before.
+#: A Markov chain over words: START gives the first word's distribution, each row that of the next word.
 START = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
 CHAIN = np.array(
     [
@@ -43,7 +43,7 @@ CHAIN = np.array(
 
 
 def chain_entropy() -> float:
-    """Of a text of LENGTH words, in nats."""
+    """The entropy of a text of LENGTH words, in nats."""
     safe = np.where(CHAIN > 0, CHAIN, 1.0)
     of_row = -(CHAIN * np.log(safe)).sum(axis=1)
     total, share = -(START * np.log(START)).sum(), START
@@ -62,7 +62,7 @@ def draw_texts(count: int, seed: int) -> np.ndarray:
 
 
 def rows(texts: np.ndarray, first: int) -> list[list[DocumentChunk]]:
-    """One piece to a row."""
+    """Rows with one segment each."""
     return [
         [DocumentChunk(text.astype(np.int32), 0, first + number, 0, first + number)]
         for number, text in enumerate(texts)
@@ -83,7 +83,7 @@ def objective(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def model(objective: Any) -> Any:
-    """Trained on texts of the chain until it knows it."""
+    """A model trained on texts of the chain."""
     torch.manual_seed(0)
     options = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.05}
     model = BertBlocksForMaskedDiffusion(tiny_config(vocab_size=FIRST + len(WORDS), mask_token_id=4, **options))
@@ -102,15 +102,15 @@ def model(objective: Any) -> Any:
     return model.eval()
 
 
-def test_the_bound_meets_the_entropy_of_the_texts(model: Any, objective: Any) -> None:
+def test_the_diffusion_bound_of_a_trained_model_reaches_the_entropy_of_the_texts(model: Any, objective: Any) -> None:
     with torch.no_grad():
         batch = objective.batch(rows(draw_texts(4000, seed=10**6), 0), seed=1)
         bound = objective.losses(model, batch)["masked_diffusion"].item() / batch.counts["masked_diffusion"]
     assert bound == pytest.approx(chain_entropy() / LENGTH, rel=0.05)
 
 
-def test_samples_follow_the_distribution(model: Any) -> None:
-    """Words and neighbours come as often as in the chain. Few at a time: several at once are drawn apart."""
+def test_samples_follow_the_training_distribution(model: Any) -> None:
+    """Words and pairs are as frequent as in the chain. Few tokens per step: those of one step are independent."""
     canvas = torch.full((2000, LENGTH + 2), 4)
     canvas[:, 0], canvas[:, -1] = 2, 3
     generator = torch.Generator().manual_seed(0)
@@ -126,8 +126,8 @@ def test_samples_follow_the_distribution(model: Any) -> None:
     assert np.abs(found - expected).sum() / 2 < 0.06
 
 
-def test_infill_follows_the_distribution_given_its_neighbours(model: Any) -> None:
-    """the ? sat: cat by 0.6 * 0.8, dog by 0.4 * 0.1."""
+def test_infill_follows_the_conditional_distribution(model: Any) -> None:
+    """In "the ? sat", cat has weight 0.6 * 0.8 and dog 0.4 * 0.1."""
     ids = torch.tensor([[2, 5, 4, 8, 10, 5, 6, 3]]).repeat(3000, 1)
     filled = model.infill(ids, steps=1, temperature=1.0, generator=torch.Generator().manual_seed(1))
     assert torch.equal(filled[:, 3:], ids[:, 3:])
@@ -136,7 +136,7 @@ def test_infill_follows_the_distribution_given_its_neighbours(model: Any) -> Non
     assert share == pytest.approx(0.48 / 0.52, abs=0.04)
 
 
-def test_infill_never_alters_given_tokens(model: Any) -> None:
+def test_infill_never_changes_given_tokens(model: Any) -> None:
     generator = torch.Generator().manual_seed(2)
     for steps, order, block in ((1, "confidence", None), (7, "ancestral", None), (9, "confidence", 2)):
         ids = torch.randint(1, 11, (200, 12), generator=generator)
@@ -149,11 +149,11 @@ def test_infill_never_alters_given_tokens(model: Any) -> None:
         assert not ((filled == 4) & (mask == 1)).any()
 
 
-def test_each_step_is_shown_and_reveals_more(model: Any) -> None:
+def test_each_step_is_reported_and_has_fewer_masks(model: Any) -> None:
     seen: list[torch.Tensor] = []
     ids = torch.tensor([[2, 4, 4, 4, 4, 4, 4, 3]])
     filled = model.infill(ids, steps=3, on_step=lambda now: seen.append(now.clone()))
-    assert [(one == 4).sum().item() for one in seen] == [4, 2, 0]
+    assert [(tokens == 4).sum().item() for tokens in seen] == [4, 2, 0]
     assert torch.equal(seen[-1], filled)
 
 
@@ -174,7 +174,7 @@ def run(*arguments: str, expect: int = 0) -> Any:
     return result
 
 
-def test_a_pipe_gets_the_text_alone(folder: Any) -> None:
+def test_generate_prints_only_the_text_into_a_pipe(folder: Any) -> None:
     text = run(folder, "the cat", "--length", "4", "--seed", "1").stdout
     assert text.startswith("the cat ")
     assert text.count("\n") == 1
@@ -182,14 +182,14 @@ def test_a_pipe_gets_the_text_alone(folder: Any) -> None:
     assert run(folder, "--length", "5", "--block", "2", "--top-k", "3", "--top-p", "0.9", "--order", "ancestral").stdout
 
 
-def test_infill_keeps_what_is_given(folder: Any) -> None:
+def test_the_infill_option_keeps_the_given_text(folder: Any) -> None:
     found = json.loads(run(folder, "--infill", "the [MASK] sat . the [MASK]", "--temperature", "0", "--json").stdout)
     assert found["text"] == "the cat sat. the cat"
     assert found["written"] == [2, 6]
     assert found["ids"] == [2, *(FIRST + WORDS.index(word) for word in ["the", "cat", "sat", ".", "the", "cat"]), 3]
 
 
-def test_a_terminal_sees_masks_turn_into_words(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_shows_each_step_in_a_terminal(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(output, "make_console", lambda: Console(file=screen, force_terminal=True, width=80))
     run(folder, "the", "--length", "5", "--steps", "5", "--seed", "0")
@@ -206,18 +206,18 @@ def test_a_terminal_sees_masks_turn_into_words(folder: Any, monkeypatch: pytest.
         (["--top-p", "-0.5"], 1, "top_p is -0.5; it must be greater than 0"),
     ],
 )
-def test_mistakes_are_one_sentence(folder: Any, arguments: Any, code: Any, message: Any) -> None:
+def test_mistakes_give_one_sentence(folder: Any, arguments: Any, code: Any, message: Any) -> None:
     assert message in " ".join(run(folder, *arguments, expect=code).stderr.split())
 
 
-def test_a_model_without_a_tokenizer_or_without_a_folder(model: Any, tmp_path: Path) -> None:
+def test_generate_reports_a_missing_tokenizer_or_folder(model: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "bare")
     assert "does not have a tokenizer" in run(str(tmp_path / "bare"), expect=1).stderr
     assert "is not a checkpoint folder" in run(str(tmp_path / "none"), expect=1).stderr
 
 
-def test_the_entropy_is_that_of_all_texts() -> None:
-    """By the sum over all 6^6 texts."""
+def test_the_entropy_formula_equals_the_sum_over_all_texts() -> None:
+    """Compares with the sum over all 6^6 texts."""
     share = START.copy()
     for _ in range(LENGTH - 1):
         share = (share[..., None] * CHAIN.reshape((1,) * (share.ndim - 1) + CHAIN.shape)).astype(float)

@@ -60,7 +60,7 @@ def run_json(*arguments: str) -> list[dict]:
     return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
 
 
-def test_classify(folders: Any) -> None:
+def test_classify_prints_labels_and_scores(folders: Any) -> None:
     texts = ["plain words", "two here"]
     expected = Predictor(folders["classify"]).classify(texts)
     found = run_json("classify", folders["classify"], *texts)
@@ -80,7 +80,7 @@ def test_classify(folders: Any) -> None:
     assert len(pair["scores"]) == 1
 
 
-def test_tag(folders: Any) -> None:
+def test_tag_prints_entities(folders: Any) -> None:
     found = run_json("tag", folders["tag"], LONG)[0]
     assert found["tags"]
     assert all(LONG[tag["start"] : tag["end"]] == tag["text"] for tag in found["tags"])
@@ -89,7 +89,7 @@ def test_tag(folders: Any) -> None:
     assert [line.split()[-1] for line in lines] == ["text", "plain", "words"]
 
 
-def test_answer(folders: Any) -> None:
+def test_answer_prints_spans(folders: Any) -> None:
     found = run_json("answer", folders["answer"], "two words are here", "-q", "plain?", "--n-best", "2")[0]
     assert found["question"] == "plain?"
     assert found["text"] == "two words are here"[found["start"] : found["end"]] != ""
@@ -99,7 +99,7 @@ def test_answer(folders: Any) -> None:
     assert "The question is missing" in run("answer", folders["answer"], "two", expect=1).stderr
 
 
-def test_embed(folders: Any) -> None:
+def test_embed_prints_vectors(folders: Any) -> None:
     found = run_json("embed", folders["embed"], "plain words", "", "--dimensions", "8")
     expected = Predictor(folders["embed"]).encode(["plain words", ""], dimensions=8)
     np.testing.assert_allclose([row["embedding"] for row in found], expected, atol=0.02)
@@ -107,7 +107,7 @@ def test_embed(folders: Any) -> None:
     assert shown[1].split()[4:] == ["...", "plain", "words"]
 
 
-def test_fill_mask(folders: Any) -> None:
+def test_fill_mask_prints_tokens_and_probabilities(folders: Any) -> None:
     found = run_json("fill-mask", folders["fill-mask"], "plain [MASK] [MASK]", "--top-k", "2")[0]
     assert [len(mask) for mask in found["masks"]] == [2, 2]
     lines = run("fill-mask", folders["fill-mask"], "plain [MASK]", "--top-k", "3").stdout.splitlines()
@@ -116,7 +116,7 @@ def test_fill_mask(folders: Any) -> None:
     assert "bertblocks: Text 0 does not contain [MASK].\n" in error
 
 
-def test_int8_and_threads(folders: Any) -> None:
+def test_int8_and_threads_options_apply(folders: Any) -> None:
     result = run("embed", folders["embed"], "plain", "--int8", "--threads", "1", "--json")
     assert "int8, threads: 1" in result.stderr
     exact = Predictor(folders["embed"], dtype=torch.float32).encode(["plain"])[0]
@@ -136,7 +136,7 @@ def test_a_named_column_does_not_change_the_order_of_a_pair(folders: Any, tmp_pa
     assert run_json("answer", folders["answer"], "--file", questions)[0]["question"] == "plain?"
 
 
-def test_files_of_every_kind(folders: Any, tmp_path: Path) -> None:
+def test_predict_commands_read_files_of_every_format(folders: Any, tmp_path: Path) -> None:
     lines = tmp_path / "texts.txt"
     lines.write_text("plain words\n\ntwo\n")
     assert [row["text"] for row in run_json("embed", folders["embed"], "--file", lines)] == ["plain words", "", "two"]
@@ -161,7 +161,7 @@ def test_files_of_every_kind(folders: Any, tmp_path: Path) -> None:
     assert run_json("answer", folders["answer"], "-f", asked)[0]["question"] == "plain?"
 
 
-def test_squad_files_are_asked_as_they_are(folders: Any, tmp_path: Path) -> None:
+def test_answer_reads_squad_files(folders: Any, tmp_path: Path) -> None:
     paragraph = {
         "context": "two words are here",
         "qas": [{"id": "1", "question": "plain?", "answers": [{"text": "two", "answer_start": 0}]}],
@@ -172,7 +172,7 @@ def test_squad_files_are_asked_as_they_are(folders: Any, tmp_path: Path) -> None
     assert [row["question"] for row in found] == ["plain?"]
 
 
-def test_lines_of_a_pipe_are_answered_one_by_one(folders: Any) -> None:
+def test_each_line_of_a_pipe_gets_its_result_at_once(folders: Any) -> None:
     """The next line is sent only after the result of the last one: held-back output would hang the test."""
     program = "from bertblocks.cli.main import main; main()"
     arguments = ["embed", folders["embed"], "-", "--json", "--threads", "1"]
@@ -201,7 +201,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one(folders: Any) -> None:
         (["plain", "--dimensions", "99"], "dimensions is 99; it must be between 1 and 32."),
     ],
 )
-def test_bad_use_is_one_sentence(folders: Any, arguments: Any, message: Any) -> None:
+def test_bad_usage_gives_one_sentence(folders: Any, arguments: Any, message: Any) -> None:
     result = run("embed", folders["embed"], *arguments, expect=1)
     assert message in result.stderr
     assert "Traceback" not in result.output
@@ -221,12 +221,14 @@ def test_bad_use_is_one_sentence(folders: Any, arguments: Any, message: Any) -> 
         ("a.txt", "caf\u00e9\n".encode("latin-1"), "a.txt line 1: byte 0xe9 is not UTF-8"),
     ],
 )
-def test_bad_lines_are_named(folders: Any, tmp_path: Path, name: Any, content: Any, message: Any) -> None:
+def test_bad_lines_give_one_sentence_that_names_them(
+    folders: Any, tmp_path: Path, name: Any, content: Any, message: Any
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert message in run("embed", folders["embed"], "--file", tmp_path / name, expect=1).stderr
 
 
-def test_wrong_models_and_long_texts(folders: Any, tmp_path: Path) -> None:
+def test_wrong_models_and_long_texts_give_one_sentence(folders: Any, tmp_path: Path) -> None:
     error = run("classify", folders["embed"], "plain", expect=1).stderr
     assert "classify needs a model with a sequence-classification head; this model is a BertBlocksModel." in error
     assert "is not a checkpoint folder" in run("embed", tmp_path / "none", "plain", expect=1).stderr

@@ -55,7 +55,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_runs_code_of_a_checkpoint(evil: Any, tmp_path: Path, command: Any) -> None:
+def test_commands_never_run_code_of_a_checkpoint(evil: Any, tmp_path: Path, command: Any) -> None:
     folder, witness = evil
     train = tmp_path / "train.csv"
     train.write_text("text,label\n" + "plain words,a\ntwo here,b\n" * 10)
@@ -71,7 +71,7 @@ def test_no_command_runs_code_of_a_checkpoint(evil: Any, tmp_path: Path, command
         assert "BertBlocks never runs" in done.stderr
 
 
-def test_a_process_does_not_take_an_answer_from_a_pipe(evil: Any) -> None:
+def test_piped_input_cannot_consent_to_remote_code(evil: Any) -> None:
     folder, witness = evil
     command = [sys.executable, "-m", "bertblocks", "embed", str(folder), "-"]
     done = subprocess.run(command, input="y\nhi\n", capture_output=True, text=True, timeout=120)
@@ -80,7 +80,7 @@ def test_a_process_does_not_take_an_answer_from_a_pipe(evil: Any) -> None:
     assert not witness.exists()
 
 
-def test_no_function_runs_code_of_a_checkpoint(evil: Any) -> None:
+def test_functions_never_run_code_of_a_checkpoint(evil: Any) -> None:
     folder, witness = evil
     for load in (bertblocks.load, bertblocks.Predictor, load_tokenizer):
         with pytest.raises(ValueError, match="needs Python code from the checkpoint, which BertBlocks never runs"):
@@ -88,7 +88,7 @@ def test_no_function_runs_code_of_a_checkpoint(evil: Any) -> None:
     assert not witness.exists()
 
 
-def test_flax_runs_no_code_of_a_checkpoint(evil: Any) -> None:
+def test_flax_never_runs_code_of_a_checkpoint(evil: Any) -> None:
     pytest.importorskip("flax")
     from bertblocks import flax
 
@@ -98,7 +98,7 @@ def test_flax_runs_no_code_of_a_checkpoint(evil: Any) -> None:
     assert not witness.exists()
 
 
-def test_there_is_one_place_that_opens_tokenizers() -> None:
+def test_only_one_module_opens_tokenizers() -> None:
     root = Path(bertblocks.__file__).parent
     users = [path for path in root.rglob("*.py") if "AutoTokenizer.from_pretrained" in path.read_text()]
     assert [path.relative_to(root).as_posix() for path in users] == ["text/tokenizers.py"]

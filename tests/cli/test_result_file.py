@@ -33,7 +33,7 @@ def read_jsonl(path: Any) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_rows_keep_their_columns_and_location(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_output_rows_keep_their_columns_and_location(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
     output = tmp_path / "out.jsonl"
     printed = run_json("classify", folders["classify"], "--file", table)
     result = run("classify", folders["classify"], "--file", table, "--output", output)
@@ -58,7 +58,7 @@ def test_a_column_with_the_name_of_a_result_is_kept(folders: Any, tmp_path: Path
     assert found["labels"] != ["mine"]
 
 
-def test_every_format_holds_the_same(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_every_output_format_contains_the_same_rows(folders: Any, table: Any, tmp_path: Path) -> None:  # noqa: F811
     parquet = pytest.importorskip("pyarrow.parquet")
     arguments = ("embed", folders["embed"], "--file", table, "--dtype", "float32", "--device", "cpu", "--output")
     for ending in ("jsonl", "csv", "parquet", "npy"):
@@ -79,7 +79,7 @@ def test_every_format_holds_the_same(folders: Any, table: Any, tmp_path: Path) -
     np.testing.assert_array_equal(np.float32([json.loads(row["embedding"]) for row in cells]), expected)
 
 
-def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_bad_rows_stop_the_run_after_earlier_results_or_are_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "plain"}\n{"text": null}\n{"text": "words"}\n{oops\n{"text": "here"}\n')
     result = run("embed", folders["embed"], "--file", path, "--json", expect=1)
@@ -91,7 +91,7 @@ def test_bad_rows_stop_after_the_rows_before_them_or_are_skipped(folders: Any, t
     assert f"{path} line 4" in result.stderr
 
 
-def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_inputs_that_the_model_cannot_use_are_reported_and_skipped(folders: Any, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "in.txt"
     path.write_text("plain [MASK]\nwords\ntwo [MASK]\n")
     result = run("fill-mask", folders["fill-mask"], "--file", path, "--json", expect=1)
@@ -101,7 +101,7 @@ def test_inputs_that_the_model_cannot_use_are_named_and_skipped(folders: Any, tm
     assert len(result.stdout.splitlines()) == 2
 
 
-def test_a_limit_ends_the_run(folders: Any, table: Any) -> None:  # noqa: F811
+def test_limit_ends_the_run(folders: Any, table: Any) -> None:  # noqa: F811
     assert len(run_json("embed", folders["embed"], "--file", table, "--limit", "2")) == 2
 
 
@@ -141,7 +141,7 @@ def test_an_interrupted_run_resumes(folders: Any, table: Any, tmp_path: Path, mo
         (["--device", "nonsense"], "--device is 'nonsense', which is not available here"),
     ],
 )
-def test_wrong_options_are_one_sentence(
+def test_invalid_output_options_give_one_sentence(
     folders: Any,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

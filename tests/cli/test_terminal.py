@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def on_terminal(command: str) -> tuple[int, str]:
-    """Runs a shell command whose stderr is a terminal; its exit code and what the terminal shows."""
+    """Runs a shell command with a terminal as stderr; returns its exit code and what the terminal shows."""
     parent, child = pty.openpty()
     shown: list[bytes] = []
 
@@ -75,7 +75,7 @@ def call(folders: dict[str, str], command: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("command", KINDS)
-def test_json_reaches_the_file_and_the_pipe(folders: Any, tmp_path: Path, command: Any) -> None:
+def test_json_reaches_a_file_and_a_pipe(folders: Any, tmp_path: Path, command: Any) -> None:
     file = tmp_path / "out.jsonl"
     code, shown = on_terminal(f"{call(folders, command, '--json')} | tee {tmp_path / 'piped'} > {file}")
     assert code == 0, shown
@@ -91,20 +91,20 @@ def test_a_redirected_table_has_every_row(folders: Any, tmp_path: Path) -> None:
     assert len((tmp_path / "table").read_text().splitlines()) == 1 + len(TEXTS)
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(folders: Any) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(folders: Any) -> None:
     _, shown = on_terminal(f"{call(folders, 'classify', '--json')} | head -c 1 > /dev/null")
     assert "Broken pipe" not in shown
     assert "Traceback" not in shown
 
 
-def test_a_closed_stdout_is_an_error(folders: Any) -> None:
+def test_a_closed_stdout_gives_one_sentence(folders: Any) -> None:
     code, shown = on_terminal(f"{call(folders, 'classify', '--json')} >&-")
     assert code == 1
     assert "Traceback" not in shown
     assert "bertblocks: standard output is closed" in " ".join(shown.split())
 
 
-def test_convert_and_prepare_print_below_their_bars(folders: Any, tmp_path: Path) -> None:
+def test_convert_and_prepare_print_their_results_below_progress_bars(folders: Any, tmp_path: Path) -> None:
     python = shlex.quote(sys.executable)
     done = tmp_path / "convert.json"
     code, shown = on_terminal(f"{python} -m bertblocks convert {folders['embed']} {tmp_path / 'ours'} --json > {done}")
@@ -118,7 +118,7 @@ def test_convert_and_prepare_print_below_their_bars(folders: Any, tmp_path: Path
     assert json.loads(done.read_text())["documents"] == len(TEXTS)
 
 
-def test_a_full_disk_under_stdout_is_one_sentence() -> None:
+def test_a_full_disk_behind_stdout_gives_one_sentence() -> None:
     for command in ("presets", "schema"):
         code, shown = on_terminal(f"{shlex.quote(sys.executable)} -m bertblocks {command} > /dev/full")
         assert code == 1

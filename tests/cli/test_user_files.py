@@ -44,7 +44,7 @@ def fails(*arguments: object) -> str:
 
 @pytest.fixture
 def owned(files: Any) -> Path:
-    """A folder with everything that a command might take for its own, and no file that says so."""
+    """A user's folder with the names that commands write, but without the files that mark them as ours."""
     folder = files / "mine"
     for name in ("model/model.safetensors", "checkpoints/step-00000001/complete.json", "data/tokenizer/tokenizer.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "finetune --overwrite"])
-def test_a_folder_of_the_user_stays_as_it_is(files: Any, owned: Any, command: Any) -> None:
+def test_commands_leave_a_users_folder_unchanged(files: Any, owned: Any, command: Any) -> None:
     before = snapshot(owned)
     name, _, option = command.partition(" --")
     words = [word.format(owned=owned, files=files) for word in COMMANDS[name]]
@@ -86,7 +86,7 @@ def test_a_folder_of_the_user_stays_as_it_is(files: Any, owned: Any, command: An
 
 
 @pytest.mark.parametrize("name", ["../../victim", "a/b", "/victim", "..", "", ".hidden", "tokenizer"])
-def test_a_source_names_no_folder_outside_the_run(files: Any, name: Any) -> None:
+def test_a_source_name_cannot_point_outside_the_run_folder(files: Any, name: Any) -> None:
     victim = files / "victim"
     victim.mkdir()
     (victim / "shard-00000.arrow").write_text("mine")
@@ -97,7 +97,7 @@ def test_a_source_names_no_folder_outside_the_run(files: Any, name: Any) -> None
     assert not (files / "run").exists()
 
 
-def test_prepared_tokens_are_replaced_only_when_asked_and_alone(files: Any) -> None:
+def test_overwrite_replaces_only_prepared_tokens(files: Any) -> None:
     words = ["data", "prepare", files / "tokens", files / "corpus.txt", "--tokenizer", files / "bert"]
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
     (files / "tokens" / "shard-note.arrow").write_text("mine")
@@ -110,7 +110,7 @@ def test_prepared_tokens_are_replaced_only_when_asked_and_alone(files: Any) -> N
     assert snapshot(files / "tokens")["plan.json"] != before["plan.json"]
 
 
-def test_overwriting_keeps_the_old_model_until_the_new_one_is_there(files: Any) -> None:
+def test_overwrite_keeps_the_old_model_until_the_new_one_is_complete(files: Any) -> None:
     out, train = files / "out", files / "train.csv"
     finetune("classify", files / "bert", train, output=out, epochs=1)
     (out / "notes.txt").write_text("mine")
@@ -134,7 +134,7 @@ def test_overwriting_keeps_the_old_model_until_the_new_one_is_there(files: Any) 
     assert Predictor(str(out)).classify(["plain words"])[0].labels in (["a"], ["b"])
 
 
-def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
+def test_a_second_process_in_a_run_folder_raises(tmp_path: Path) -> None:
     first, second = (RunFolder(tmp_path / "run", "request.json", {"seed": 1}) for _ in range(2))
     first.claim()
     with pytest.raises(RunFolderError, match=r"Another process is running in .*run; wait for it to end"):

@@ -126,7 +126,7 @@ def test_evaluate_compares_models_with_a_paired_test() -> None:
     assert result.high - result.low < 0.08, "pairing takes out the spread that both models share"
 
 
-def test_the_command(classifier: Any, language_model: Any, tmp_path: Path) -> None:
+def test_evaluate_prints_scores_as_text_and_json(classifier: Any, language_model: Any, tmp_path: Path) -> None:
     path = tmp_path / "test.csv"
     path.write_text("text,label\nthe river,a\nthe house,b\n")
 
@@ -162,7 +162,7 @@ def test_glue_runs_on_its_published_files(language_model: Any, tmp_path: Path) -
         for part in ("train", *TASKS[{"CoLA": "cola", "RTE": "rte", "MNLI": "mnli"}[task]].evaluated):
             (data / task / f"{part}.tsv").write_text(header + "\n".join(lines) + "\n")
     results = run_glue(language_model, data, tmp_path / "out", ["cola", "rte", "mnli"], epochs=1)
-    assert [one.task for one in results] == ["mnli", "cola", "rte"]
+    assert [result.task for result in results] == ["mnli", "cola", "rte"]
     assert set(results[0].parts) == {"dev_matched", "dev_mismatched"}
     assert results[1].score == pytest.approx(100 * results[1].parts["dev"]["mcc"])
     start = json.loads((tmp_path / "out" / "rte" / "finetune.json").read_text())

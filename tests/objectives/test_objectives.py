@@ -206,9 +206,9 @@ def test_mask_rates_move_from_start_to_end() -> None:
     objective = MaskedLanguageModeling(VOCABULARY, RateSchedule(0.6, 0.1))
     rows = make_rows([50] * 200, low=5)
     hidden = [objective.batch(rows, 0, progress).labels != -100 for progress in (0.0, 0.5, 1.0)]
-    for progress, one in zip((0.0, 0.5, 1.0), hidden, strict=True):
+    for progress, is_masked in zip((0.0, 0.5, 1.0), hidden, strict=True):
         rate = 0.6 - 0.5 * progress
-        assert abs(int(one.sum()) - rate * 10_000) < 5 * (rate * (1 - rate) * 10_000) ** 0.5
+        assert abs(int(is_masked.sum()) - rate * 10_000) < 5 * (rate * (1 - rate) * 10_000) ** 0.5
     # a lower rate hides fewer of the same tokens
     assert (hidden[0] | ~hidden[1]).all()
 

@@ -21,11 +21,11 @@ def parse(chart: str) -> ElementTree.Element:
 
 
 def texts(root: ElementTree.Element) -> list[str]:
-    return [one.text or "" for one in root.iter(f"{SVG}text")]
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
 def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    lines = [one.attrib["points"].split() for one in root.iter(f"{SVG}polyline")]
+    lines = [element.attrib["points"].split() for element in root.iter(f"{SVG}polyline")]
     return [[(float(x), float(y)) for x, y in (point.split(",") for point in line)] for line in lines]
 
 
@@ -75,14 +75,14 @@ def test_any_numbers_and_texts_give_well_formed_charts(pairs: Any, log_y: Any, t
 
 def test_bars_are_as_long_as_their_values() -> None:
     root = parse(bar_chart("tokens/s", ["a", "b & c"], [Series("one", [0, 1], [10.0, 30.0])]))
-    widths = [float(one.attrib["width"]) for one in root.iter(f"{SVG}rect")]
+    widths = [float(element.attrib["width"]) for element in root.iter(f"{SVG}rect")]
     assert widths[1] == pytest.approx(3 * widths[0], rel=0.01)
     assert "b & c" in texts(root)
 
 
 def test_cells_are_tinted_by_their_share_of_the_largest() -> None:
     root = parse(heat_map("confusion", ["x", "y"], ["x", "y"], [[8, 2], [0, 4]], "true", "predicted"))
-    tints = [float(one.attrib["style"].rsplit(":", 1)[1]) for one in root.iter(f"{SVG}rect")]
+    tints = [float(element.attrib["style"].rsplit(":", 1)[1]) for element in root.iter(f"{SVG}rect")]
     assert tints == pytest.approx([MAX_TINT, MAX_TINT / 4, 0.0, MAX_TINT / 2], abs=1e-3)
     assert {"8", "2", "0", "4", "true", "predicted"} <= set(texts(root))
     with pytest.raises(ValueError, match="2 rows and 1 columns"):

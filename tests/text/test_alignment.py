@@ -1,4 +1,4 @@
-"""Words, tokens, windows and spans, on words that are as nasty as real ones, for WordPiece, BPE and SentencePiece."""
+"""Words, tokens, windows and spans on difficult words, for WordPiece, BPE and SentencePiece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.windows import cut_windows, merge_windows
 from tests.small_tokenizers import TOKENIZERS, wrap
 
-NASTY = [
+DIFFICULT_WORDS = [
     "plain",
     "",
     "👩‍💻",
@@ -52,13 +52,15 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     return wrap(request.param)
 
 
-words = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=6).filter(lambda word: word.isprintable())))
+words = st.lists(
+    st.one_of(st.sampled_from(DIFFICULT_WORDS), st.text(max_size=6).filter(lambda word: word.isprintable()))
+)
 
 
 # ---------------------------------------------------------------------- words and tokens
 
 
-def test_tokens_never_carry_the_space_in_front(tokenizer: Any) -> None:
+def test_token_offsets_exclude_the_space_in_front(tokenizer: Any) -> None:
     text = "  plain   words\tare here "
     offsets = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0].offsets
     parts = [text[start:end] for start, end in offsets if start < end]
@@ -67,7 +69,7 @@ def test_tokens_never_carry_the_space_in_front(tokenizer: Any) -> None:
     assert "".join(parts) == text.replace(" ", "").replace("\t", "")
 
 
-def test_each_word_is_spoken_for_by_its_first_piece(tokenizer: Any) -> None:
+def test_each_word_is_aligned_with_its_first_token(tokenizer: Any) -> None:
     given_words = ["plain", "two", "words", "don't", "xxxxxxxxx", "北京", "שלום", "🙂"]
     text, spans = join_words(given_words)
     tokens = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0]
@@ -83,8 +85,8 @@ def test_each_word_is_spoken_for_by_its_first_piece(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "bpe with prefix space"])
-def test_alignment_is_that_of_words_tokenised_apart(name: Any) -> None:
-    """transformers' own way, for tokenizers that have it right: words given apart, and their word ids."""
+def test_alignment_equals_transformers_word_ids(name: Any) -> None:
+    """Compares with transformers' word ids of pre-split words, for tokenizers that compute them correctly."""
     tokenizer = wrap(name)
     given_words = ["plain", "words", "don't", "U.S.", "xxxxxxxxx", "北京", "שלום", "🙂", "été"]
     theirs = tokenizer(given_words, is_split_into_words=True, add_special_tokens=False)
@@ -96,7 +98,7 @@ def test_alignment_is_that_of_words_tokenised_apart(name: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(words=words, name=st.sampled_from(list(TOKENIZERS)))
-def test_any_words_come_back_with_one_token_or_none_each(words: Any, name: Any) -> None:
+def test_any_words_are_aligned_with_one_token_or_none(words: Any, name: Any) -> None:
     text, spans = join_words(words)
     assert [text[start:end] for start, end in spans] == words
     tokens = TextTokenizer(wrap(name)).tokenize([text], offsets=True)[0]
@@ -108,13 +110,15 @@ def test_any_words_come_back_with_one_token_or_none_each(words: Any, name: Any) 
         touched = [other for other, span in enumerate(spans) if max(start, span[0]) < min(end, span[1])]
         assert word == (touched[0] if touched else None)
     for span, token in zip(spans, alignment.word_tokens, strict=True):
-        touching = [one for one in tokens.offsets if max(one[0], span[0]) < min(max(one[1], one[0] + 1), span[1])]
+        touching = [
+            token for token in tokens.offsets if max(token[0], span[0]) < min(max(token[1], token[0] + 1), span[1])
+        ]
         assert (token is None) == (not touching)
         assert token is None or tokens.offsets[token] in touching
 
 
-def test_every_nasty_word_among_others(tokenizer: Any) -> None:
-    text, spans = join_words(list(itertools.chain.from_iterable(("plain", word) for word in NASTY)))
+def test_every_difficult_word_is_aligned_among_others(tokenizer: Any) -> None:
+    text, spans = join_words(list(itertools.chain.from_iterable(("plain", word) for word in DIFFICULT_WORDS)))
     tokens = TextTokenizer(tokenizer).tokenize([text], offsets=True)[0]
     alignment = align(spans, tokens.offsets)
     plain = [alignment.word_tokens[index] for index in range(0, len(spans), 2)]
@@ -122,14 +126,14 @@ def test_every_nasty_word_among_others(tokenizer: Any) -> None:
     assert alignment.word_tokens[spans.index(next(span for span in spans if span[0] == span[1]))] is None
 
 
-def test_labels_are_spread_over_first_pieces_or_all() -> None:
+def test_labels_go_to_first_tokens_or_to_all() -> None:
     alignment = align([(0, 3), (3, 5), (6, 6), (7, 12)], [(0, 2), (2, 4), (4, 5), (7, 9), (9, 12), (12, 12)])
     assert alignment.word_tokens == [0, 2, None, 3]
     assert spread_labels(alignment, [5, 6, 7, 8]) == [5, -100, 6, 8, -100, -100]
     assert spread_labels(alignment, [5, 6, 7, 8], every_piece=True) == [5, 5, 6, 8, 8, -100]
 
 
-def test_a_word_inside_of_another_words_token_takes_its_token_and_trains_none() -> None:
+def test_a_word_inside_another_words_token_shares_it_and_gets_no_label() -> None:
     alignment = align([(0, 2), (2, 5)], [(0, 5)])
     assert alignment.word_tokens == [0, 0]
     assert spread_labels(alignment, [1, 2]) == [1]
@@ -151,7 +155,7 @@ def test_a_word_inside_of_another_words_token_takes_its_token_and_trains_none() 
         ("한국어 말", ["한국어", "말"]),
     ],
 )
-def test_words_of_running_text(text: Any, expected: Any) -> None:
+def test_words_of_a_text(text: Any, expected: Any) -> None:
     assert [text[start:end] for start, end in words_of(text)] == expected
 
 
@@ -165,7 +169,7 @@ def test_words_cover_everything_but_space(text: Any) -> None:
 
 
 @given(st.text(max_size=8), st.integers(0, 8), st.integers(0, 8))
-def test_trimming_is_strip(text: Any, start: Any, end: Any) -> None:
+def test_trimming_equals_strip(text: Any, start: Any, end: Any) -> None:
     start, end = min(start, len(text)), min(end, len(text))
     low, high = trim(text, (start, max(start, end)))
     assert text[low:high] == text[start : max(start, end)].strip()
@@ -175,7 +179,7 @@ def test_trimming_is_strip(text: Any, start: Any, end: Any) -> None:
 
 
 @pytest.mark.parametrize("pair", [False, True])
-def test_frames_are_the_tokenizers_own(tokenizer: Any, pair: Any) -> None:
+def test_special_tokens_equal_the_tokenizers_own(tokenizer: Any, pair: Any) -> None:
     texts = ("plain words", "two 北京") if pair else ("plain words",)
     ours = TextTokenizer(tokenizer)
     pieces = [tokens.ids for tokens in ours.tokenize(texts)]
@@ -192,7 +196,7 @@ def test_frames_are_the_tokenizers_own(tokenizer: Any, pair: Any) -> None:
     assert ours.num_special(pair) == len(encoded.ids) - sum(map(len, pieces))
 
 
-def test_a_tokenizer_written_in_python_frames_too_but_has_no_offsets(tmp_path: Path) -> None:
+def test_a_slow_tokenizer_adds_special_tokens_but_has_no_offsets(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]))
     theirs = EsmTokenizer(str(tmp_path / "vocab.txt"))
     ours = TextTokenizer(theirs)
@@ -215,13 +219,13 @@ def test_the_callers_tokenizer_keeps_its_truncation() -> None:
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
-def test_windows_see_everything_and_decide_each_token_once(length: Any, size: Any, data: Any) -> None:
+def test_windows_cover_everything_and_each_token_is_predicted_once(length: Any, size: Any, data: Any) -> None:
     overlap = data.draw(st.integers(0, size - 1))
     windows = cut_windows(length, size, overlap)
     assert windows[0].start == 0
     assert windows[-1].stop == length
     assert all(0 <= window.stop - window.start <= size for window in windows)
-    assert all(one.stop - two.start == overlap for one, two in itertools.pairwise(windows))
+    assert all(first.stop - second.start == overlap for first, second in itertools.pairwise(windows))
     assert len(windows) == 1 or all(window.stop - window.start > overlap for window in windows)
     decided = [token for window in windows for token in range(window.core_start, window.core_stop)]
     assert decided == list(range(length))
@@ -230,7 +234,7 @@ def test_windows_see_everything_and_decide_each_token_once(length: Any, size: An
     assert merge_windows(windows, rows).tolist() == list(range(length))
 
 
-def test_a_token_is_decided_where_it_sees_the_most() -> None:
+def test_a_token_is_predicted_in_the_window_with_most_context() -> None:
     windows = cut_windows(100, 16, 8)
     for window in windows:
         for token in range(window.core_start, window.core_stop):
@@ -244,7 +248,7 @@ def test_a_token_is_decided_where_it_sees_the_most() -> None:
             assert context(window) >= max(seen) - 1  # an even overlap has no middle token
 
 
-def test_windows_refuse_an_overlap_that_never_ends() -> None:
+def test_an_overlap_as_long_as_the_window_raises() -> None:
     with pytest.raises(ValueError, match=r"overlap is 4; it must be at least 0 and less than the window size 4"):
         cut_windows(10, 4, 4)
 
@@ -255,7 +259,7 @@ scores = st.lists(st.integers(-5, 5).map(float), max_size=9)
 
 
 @given(scores, st.data())
-def test_span_search_is_the_search_through_all(starts: Any, data: Any) -> None:
+def test_best_spans_equal_brute_force(starts: Any, data: Any) -> None:
     ends = data.draw(st.lists(st.integers(-5, 5).map(float), min_size=len(starts), max_size=len(starts)))
     n_best, longest = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 12))
     every = [(i, j, starts[i] + ends[j]) for i in range(len(starts)) for j in range(i, len(starts)) if j - i < longest]
@@ -263,7 +267,7 @@ def test_span_search_is_the_search_through_all(starts: Any, data: Any) -> None:
     assert best_spans(np.array(starts), np.array(ends), n_best, longest) == expected
 
 
-def test_spans_never_touch_what_is_barred() -> None:
+def test_best_spans_exclude_positions_of_minus_infinity() -> None:
     barred = np.array([-np.inf, 1.0, -np.inf])
     assert best_spans(barred, barred, 5, 3) == [(1, 1, 2.0)]
     assert best_spans(np.full(3, -np.inf), np.zeros(3), 5, 3) == []
@@ -271,8 +275,8 @@ def test_spans_never_touch_what_is_barred() -> None:
 
 @given(st.data())
 @settings(max_examples=60)
-def test_answers_over_windows_are_the_best_of_all_windows(data: Any) -> None:
-    """Against every span of every window, with pieces of one character among the tokens."""
+def test_answers_over_windows_equal_brute_force(data: Any) -> None:
+    """Compares with every span of every window; some tokens are single characters."""
     offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (2, 4), (5, 6), (6, 9), (9, 9)]
     windows = []
     for window in cut_windows(len(offsets), 5, 2):
@@ -291,7 +295,7 @@ def test_answers_over_windows_are_the_best_of_all_windows(data: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(words=words, name=st.sampled_from(list(TOKENIZERS)), data=st.data())
-def test_answers_go_to_tokens_that_hold_them(words: Any, name: Any, data: Any) -> None:
+def test_answer_spans_cover_the_tokens_of_the_answer(words: Any, name: Any, data: Any) -> None:
     text, spans = join_words(["plain", *words])
     tokens = TextTokenizer(wrap(name)).tokenize([text], offsets=True)[0]
     start, end = data.draw(st.sampled_from(spans))
@@ -304,7 +308,7 @@ def test_answers_go_to_tokens_that_hold_them(words: Any, name: Any, data: Any) -
         assert last[0] < end <= last[1]
 
 
-def test_an_answer_cut_by_its_window_is_not_there() -> None:
+def test_a_window_that_cuts_an_answer_does_not_contain_it() -> None:
     offsets = [(0, 2), (3, 5), (6, 8)]
     assert tokens_of_span(offsets, 3, 8) == (1, 2)
     assert tokens_of_span(offsets[:2], 3, 8) is None

@@ -1,4 +1,4 @@
-"""One reader for every format: endings, delimiters, quotes, encodings, compression, pipes, and lines without end."""
+"""One reader for every format: endings, delimiters, quotes, encodings, compression, pipes, and endless lines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_format_gives_the_same_inputs_and_task_data(tmp_path: Path, name: 
     assert read_records(path).rows == ROWS
 
 
-def test_an_endingless_csv_needs_a_format(tmp_path: Path) -> None:
+def test_a_csv_without_a_file_ending_needs_a_format(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(write_csv())
     inputs = read_inputs([path], TEXT)
@@ -119,13 +119,13 @@ def test_detection_is_shown_and_can_be_overridden(tmp_path: Path) -> None:
         (["header=maybe"], "must be yes or no"),
     ],
 )
-def test_wrong_options_are_errors(settings: Any, message: Any) -> None:
+def test_invalid_read_options_raise(settings: Any, message: Any) -> None:
     with pytest.raises(DataError, match=message):
         ReadOptions.parse(settings)
 
 
-def test_quotes_of_tab_separated_text_are_text(tmp_path: Path) -> None:
-    """GLUE's files do not quote: a quote that opens a sentence is part of it."""
+def test_quotes_in_tsv_files_are_text(tmp_path: Path) -> None:
+    """GLUE's files do not quote fields: a quote at the start of a sentence belongs to it."""
     path = tmp_path / "a.tsv"
     path.write_text('sentence\tlabel\n"So it goes," he said.\t1\n"Yes."\t0\n')
     assert [record.value for record in read_inputs([path], TEXT)] == ['"So it goes," he said.', '"Yes."']
@@ -179,7 +179,7 @@ def test_a_pipe_of_process_substitution_is_read(tmp_path: Path) -> None:
         os.close(reading)
 
 
-def test_xlsx_needs_openpyxl_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xlsx_without_openpyxl_raises_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.xlsx"
     path.write_bytes(b"PK\x03\x04")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
@@ -255,7 +255,9 @@ def test_each_wrong_path_has_its_own_sentence(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": null}\n', "line 1: None is not a text"),
     ],
 )
-def test_texts_that_are_not_text_are_named(tmp_path: Path, name: Any, content: Any, message: Any) -> None:
+def test_values_that_are_not_text_raise_an_error_that_names_them(
+    tmp_path: Path, name: Any, content: Any, message: Any
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         list(read_inputs([tmp_path / name], TEXT))
@@ -270,7 +272,7 @@ def test_bad_records_can_be_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.txt.gz"])
-def test_a_line_without_end_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
+def test_an_endless_line_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
     monkeypatch.setattr(files, "MAX_RECORD_BYTES", 1000)
     lines = ['{"text": "good"}', '{"text": "' + "x" * 5000 + '"}', '{"text": "last"}']
     if "csv" in name:
@@ -286,16 +288,14 @@ def test_a_line_without_end_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.
     ]
 
 
-def test_a_compressed_file_that_must_be_read_at_once_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_compressed_files_read_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 2**20)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
     with pytest.raises(DataError, match=r"a\.json\.gz: the file has more than 1 MiB and has to be read at once"):
         list(read_inputs([tmp_path / "a.json.gz"], TEXT))
 
 
-def test_settings_of_fine_tuning_say_how_to_read_a_table(tmp_path: Path) -> None:
+def test_fine_tuning_settings_control_how_a_table_is_read(tmp_path: Path) -> None:
     from bertblocks.tasks.settings import ClassifySettings
 
     settings = ClassifySettings(delimiter=";", quote="none", encoding="latin-1", header=False)

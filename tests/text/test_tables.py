@@ -42,7 +42,7 @@ def test_csv_is_read_as_the_csv_module_writes_it(tmp_path_factory: pytest.TempPa
     assert [(row["text"], row["label"]) for row in records.rows] == rows
 
 
-def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -66,7 +66,7 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     assert read_records(tmp_path / "saved").column("label") == ["yes", "no"]
 
 
-def test_headers_are_found(tmp_path: Path) -> None:
+def test_headers_are_detected(tmp_path: Path) -> None:
     def header(content: str) -> bool:
         return read_records(write(tmp_path / "t.csv", content)).has_header
 
@@ -121,7 +121,9 @@ def test_columns_are_guessed_by_name_then_by_content() -> None:
         ("t.docx", "x", "'.docx' is not one of .jsonl, .csv"),
     ],
 )
-def test_bad_tables_are_named(tmp_path: Path, name: Any, content: Any, message: Any) -> None:
+def test_bad_tables_raise_an_error_that_names_file_and_line(
+    tmp_path: Path, name: Any, content: Any, message: Any
+) -> None:
     with pytest.raises(DataError, match=message):
         read_records(write(tmp_path / name, content))
 
@@ -134,7 +136,7 @@ def test_encoding_is_detected_and_can_be_given(tmp_path: Path) -> None:
         read_records(path, ReadOptions(encoding="utf-8"))
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_raises_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv: no such file"):
         read_records(tmp_path / "gone.csv")
 
@@ -146,13 +148,13 @@ bio_tags = st.lists(st.one_of(st.just("O"), st.builds("{}-{}".format, st.sampled
 
 
 @given(tags=bio_tags)
-def test_entities_are_those_of_seqeval(tags: Any) -> None:
+def test_entities_equal_seqeval(tags: Any) -> None:
     ours = [(entity.kind, entity.start, entity.end - 1) for entity in entities(tags)]
     assert ours == get_entities(tags)
 
 
 @given(tags=bio_tags, scheme=st.sampled_from(["bio", "iob1", "bioes"]))
-def test_schemes_carry_the_same_entities_without_repairs(tags: Any, scheme: Any) -> None:
+def test_tag_schemes_convert_without_loss(tags: Any, scheme: Any) -> None:
     found = entities(tags)
     written = write_tags(found, len(tags), scheme)
     assert entities(written) == found
@@ -161,14 +163,14 @@ def test_schemes_carry_the_same_entities_without_repairs(tags: Any, scheme: Any)
     assert repaired == 0
 
 
-def test_broken_tags_are_repaired_with_a_count() -> None:
+def test_invalid_tags_are_repaired_and_counted() -> None:
     assert to_bio(["I-PER", "I-PER", "O"], "bio") == (["B-PER", "I-PER", "O"], 1)
     assert to_bio(["B-PER", "O", "I-PER"], "iob1") == (["B-PER", "O", "B-PER"], 1)
     assert to_bio(["B-PER", "O", "E-LOC", "S-LOC"], "bioes") == (["B-PER", "O", "B-LOC", "B-LOC"], 2)
     assert to_bio(["B-PER", "I-PER", "L-PER", "U-LOC"], "bioes") == (["B-PER", "I-PER", "I-PER", "B-LOC"], 0)
 
 
-def test_schemes_are_found() -> None:
+def test_tag_schemes_are_detected() -> None:
     assert find_scheme([["B-PER", "I-PER", "O"], ["B-LOC"]]) == "bio"
     assert find_scheme([["I-PER", "B-PER", "O"]]) == "iob1"
     assert find_scheme([["B-PER", "E-PER", "S-LOC"]]) == "bioes"
@@ -176,7 +178,7 @@ def test_schemes_are_found() -> None:
     assert find_scheme([["O", "O"]]) == "plain"
 
 
-def test_conllu_passes_over_ranges_empty_words_and_comments(tmp_path: Path) -> None:
+def test_conllu_skips_ranges_empty_words_and_comments(tmp_path: Path) -> None:
     row = "{}\t{}\t_\t{}\tX\t_\t_\t_\t_\t_\n"
     text = "# text = a\n" + row.format("1-2", "don't", "_") + row.format(1, "do", "AUX") + row.format(2, "n't", "PART")
     text += row.format("2.1", "ghost", "NOUN") + "\n" + row.format(1, "#", "SYM")
@@ -207,7 +209,7 @@ def squad(answers: Any, **entry: Any) -> Any:
     return json.dumps({"data": [{"paragraphs": [paragraph]}]})
 
 
-def test_squad_and_flat_records_are_the_same(tmp_path: Path) -> None:
+def test_squad_and_flat_records_give_the_same_examples(tmp_path: Path) -> None:
     nested = read_questions(write(tmp_path / "a.json", squad([{"text": "Ada", "answer_start": 0}])))[0]
     flat = {"id": "1", "question": "Who?", "context": "Ada wrote it."}
     for answers in ({"text": ["Ada"], "answer_start": [0]}, [{"text": "Ada", "answer_start": 0}]):
@@ -224,7 +226,7 @@ def test_squad_and_flat_records_are_the_same(tmp_path: Path) -> None:
         ("Ada", "must be a list"),
     ],
 )
-def test_bad_answers_are_named(tmp_path: Path, answers: Any, message: Any) -> None:
+def test_bad_answers_raise_an_error_that_names_them(tmp_path: Path, answers: Any, message: Any) -> None:
     with pytest.raises(DataError, match=r"article 1 paragraph 1 question '1'.*" + message):
         read_questions(write(tmp_path / "a.json", squad(answers)))
 
@@ -233,14 +235,14 @@ def test_bad_answers_are_named(tmp_path: Path, answers: Any, message: Any) -> No
     ("header", "is_header"),
     [("review,sentiment", True), ("anchor,positive,negative", True), ("great film,positive", False)],
 )
-def test_two_known_names_are_a_header(tmp_path: Path, header: Any, is_header: Any) -> None:
+def test_two_known_column_names_make_a_header(tmp_path: Path, header: Any, is_header: Any) -> None:
     cells = ",".join(["some text"] * (header.count(",") + 1))
     assert read_records(write(tmp_path / "t.csv", f"{header}\n{cells}\n")).has_header is is_header
     named = read_records(write(tmp_path / "t.csv", "what,mood\nsome text,some text\n"), named=["mood"])
     assert named.columns == ["what", "mood"]
 
 
-def test_tsv_lines_end_with_newlines_alone(tmp_path: Path) -> None:
+def test_only_newlines_end_tsv_lines(tmp_path: Path) -> None:
     records = read_records(write(tmp_path / "t.tsv", "text\tlabel\r\na\u2028b\x0cc\tx\r\nd\ty\r\n"))
     assert [row["text"] for row in records.rows] == ["a\u2028b\x0cc", "d"]
     assert records.place(1) == f"{tmp_path / 't.tsv'} line 3"
@@ -258,20 +260,20 @@ def test_labels_of_a_dataset_keep_their_order_and_lists_have_names(tmp_path: Pat
     assert find_labels(records, "label").names == ["not_equivalent", "equivalent"]
 
 
-def test_lists_of_zeros_and_ones_are_no_labels(tmp_path: Path) -> None:
+def test_lists_of_zeros_and_ones_are_not_labels(tmp_path: Path) -> None:
     records = read_records(write(tmp_path / "t.jsonl", '{"text": "a", "labels": [0, 1, 0]}\n'))
     with pytest.raises(DataError, match=r"line 1: the label '0' appears twice in \[0, 1, 0\]; .*list of names"):
         find_labels(records, "labels")
     assert split_labels(0, None, "here") == ["0"]
 
 
-def test_answers_without_offsets_are_errors(tmp_path: Path) -> None:
+def test_answers_without_offsets_raise(tmp_path: Path) -> None:
     row = {"question": "who?", "context": "Ada wrote it.", "answers": {"text": ["Ada"], "answer_start": []}}
     with pytest.raises(DataError, match="line 1: there are 1 answers and 0 answer_start"):
         read_questions(write(tmp_path / "t.jsonl", json.dumps(row) + "\n"))
 
 
-def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path: Path) -> None:
+def test_half_of_a_surrogate_pair_raises_in_every_format(tmp_path: Path) -> None:
     paragraph = {"context": "half \ud800", "qas": [{"id": "1", "question": "Who?", "answers": []}]}
     path = write(tmp_path / "a.json", json.dumps({"data": [{"paragraphs": [paragraph]}]}))
     with pytest.raises(DataError, match=r"question '1': the text holds half of a surrogate pair"):
@@ -292,7 +294,7 @@ def test_half_of_a_surrogate_pair_is_an_error_in_every_format(tmp_path: Path) ->
         ("glue::validation", None, ("glue", None, "validation")),
     ],
 )
-def test_one_rule_for_the_names_of_datasets(
+def test_dataset_names_are_parsed_by_one_rule(
     monkeypatch: pytest.MonkeyPatch, name: Any, split: Any, expected: Any
 ) -> None:
     datasets = pytest.importorskip("datasets")

@@ -1,4 +1,4 @@
-"""A tiny pretraining run on made-up documents; as a program, one process of it, to be launched by torchrun."""
+"""A tiny pretraining run on made-up documents; as a program, one process of a run that torchrun launches."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Documents:
     def __init__(self, seed: int, count: int = 120) -> None:
         generator = np.random.default_rng(seed)
         steps = [generator.integers(1, 4, size=generator.integers(3, 60)) for _ in range(count)]
-        self.documents = [(np.cumsum(one) % (VOCABULARY - 4) + 4).astype(np.int32) for one in steps]
-        self.lengths = np.array([len(one) for one in self.documents])
+        self.documents = [(np.cumsum(walk) % (VOCABULARY - 4) + 4).astype(np.int32) for walk in steps]
+        self.lengths = np.array([len(document) for document in self.documents])
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.documents[index]
@@ -99,7 +99,7 @@ def train(folder: Path, *overrides: str, **options: Any) -> Outcome:
 
 
 def die_at_flush(number: int) -> None:
-    """This process is killed, for real, at its n-th flush of a file to the disk: in the middle of a save."""
+    """Kills this process at its n-th flush of a file to the disk, in the middle of a save."""
     flush, left = os.fsync, [number]
 
     def fsync(descriptor: int) -> None:
@@ -112,7 +112,7 @@ def die_at_flush(number: int) -> None:
 
 
 def die_at_step(number: int) -> None:
-    """This process is killed, for real, when it comes to a step."""
+    """Kills this process when it reaches a step."""
     step = Trainer._step
 
     def run(self: Trainer, prepared: PreparedStep) -> None:

@@ -27,7 +27,7 @@ def last_step(folder: Path) -> int:
 
 
 def run_in_child(folder: Path, flush: int | None = None, further: int | None = None, seconds: float = 0.0) -> bool:
-    """Whether a process came to the end; it is killed at a flush, or `seconds` after so many further steps."""
+    """Whether a process finished. It is killed at a flush, or `seconds` after this many further steps."""
     begun = last_step(folder)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or do not count."""
+"""Incomplete and damaged checkpoints are ignored."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def write(folder: CheckpointFolder, step: int, **options: Any) -> Path:
     return folder.write(step, files, **options)
 
 
-def test_retention_by_count_and_milestones(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_except_milestones_and_protected_ones(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2, milestones=30)
     for step in range(10, 80, 10):
         write(folder, step, protected=20)
@@ -30,8 +30,8 @@ def test_retention_by_count_and_milestones(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_what_the_run_has_gone_behind_does_not_count(tmp_path: Path) -> None:
-    """A damaged checkpoint of a later step, and what is left of one that was being removed."""
+def test_damaged_later_and_half_removed_checkpoints_are_ignored(tmp_path: Path) -> None:
+    """Covers a damaged checkpoint of a later step, and one that was being removed."""
     folder = CheckpointFolder(tmp_path, keep=1, milestones=100)
     for step in (100, 400, 500):
         write(folder, step)
@@ -42,7 +42,7 @@ def test_what_the_run_has_gone_behind_does_not_count(tmp_path: Path) -> None:
     assert folder.steps() == [100, 400, 450]
 
 
-def test_the_marker_has_the_checksums_of_all_files(tmp_path: Path) -> None:
+def test_the_marker_contains_the_checksums_of_all_files(tmp_path: Path) -> None:
     path = write(CheckpointFolder(tmp_path), 1)
     marker = json.loads((path / MARKER).read_text())
     assert marker["step"] == 1
@@ -76,7 +76,7 @@ def damage_no_marker(path: Path) -> None:
         (damage_no_marker, f"is incomplete: it has no {MARKER}"),
     ],
 )
-def test_damage_is_named_and_the_one_before_found(tmp_path: Path, damage: Any, reason: Any) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(tmp_path: Path, damage: Any, reason: Any) -> None:
     folder = CheckpointFolder(tmp_path)
     first, second = write(folder, 1), write(folder, 2)
     damage(second)
@@ -88,11 +88,11 @@ def test_damage_is_named_and_the_one_before_found(tmp_path: Path, damage: Any, r
     assert verify_checkpoint(second) is None
 
 
-def test_nothing_to_find(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_latest_checkpoint(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path / "none").find_latest().path is None
 
 
-def test_a_write_that_fails_leaves_the_others(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_earlier_checkpoints_intact(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     first = write(folder, 1)
 
@@ -123,7 +123,7 @@ def test_a_finished_run_keeps_milestones_or_all(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_for_real(tmp_path: Path) -> None:
-    """The system refuses files beyond a few kilobytes; what was there is intact, and the run goes on later."""
+    """With a limit of a few kilobytes per file, earlier checkpoints stay intact and the run continues later."""
     train(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000024" / MARKER).unlink()
     child = os.fork()
@@ -133,12 +133,12 @@ def test_a_disk_that_fills_up_for_real(tmp_path: Path) -> None:
         try:
             train(tmp_path / "run")
         except CheckpointError as error:
-            (tmp_path / "said").write_text(str(error))
+            (tmp_path / "message").write_text(str(error))
         os._exit(0)
     os.waitpid(child, 0)
-    said = (tmp_path / "said").read_text()
-    assert "step-00000024 could not be written" in said
-    assert "Earlier checkpoints are intact" in said
+    message = (tmp_path / "message").read_text()
+    assert "step-00000024 could not be written" in message
+    assert "Earlier checkpoints are intact" in message
     found = CheckpointFolder(tmp_path / "run" / "checkpoints").find_latest()
     assert found.path is not None
     assert found.path.name == "step-00000020"

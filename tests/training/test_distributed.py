@@ -1,4 +1,4 @@
-"""Several processes, launched for real by torchrun, train as one does."""
+"""Several processes, launched by torchrun, train the same weights as one process."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def home(folder: Path, name: str) -> Path:
 
 
 def take_back(folder: Path) -> None:
-    """The last checkpoint does not count any more."""
+    """Makes the last checkpoint incomplete."""
     (folder / "checkpoints" / "step-00000024" / "complete.json").unlink()
 
 
@@ -73,19 +73,19 @@ def curve(folder: Path) -> list[float]:
 def assert_same(folder: Path, alone: Path) -> None:
     assert curve(folder) == pytest.approx(curve(alone), rel=1e-4)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(one / "checkpoints" / "step-00000024" / name) for one in (folder, alone))
+        ours, theirs = (load_file(run / "checkpoints" / "step-00000024" / name) for run in (folder, alone))
         assert set(ours) == set(theirs)
         for key, value in theirs.items():
             torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_train_as_one(folder: Any, tmp_path: Path, name: Any) -> None:
+def test_two_processes_give_the_weights_of_one(folder: Any, tmp_path: Path, name: Any) -> None:
     train(tmp_path, *RUNS[name][0])
     assert_same(home(folder, name), tmp_path)
 
 
-def test_a_sharded_run_continues_alone(folder: Any, tmp_path: Path) -> None:
+def test_a_sharded_run_continues_on_one_process(folder: Any, tmp_path: Path) -> None:
     train(tmp_path)
     sharded = home(folder, "fsdp with accumulation")
     take_back(sharded)
@@ -94,8 +94,8 @@ def test_a_sharded_run_continues_alone(folder: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
-    """torchrun ends and restarts all processes when one dies; they find the checkpoint by themselves."""
+def test_torchrun_restarts_a_killed_process_and_the_run_continues(tmp_path: Path) -> None:
+    """torchrun restarts all processes if one dies; they continue from the latest checkpoint."""
     train(tmp_path / "alone")
     launch(["--max-restarts=1"], [str(tmp_path / "killed")], DIE_AT_STEP="10")
     assert_same(tmp_path / "killed", tmp_path / "alone")

@@ -1,4 +1,4 @@
-"""Plans: the arithmetic against the published run and against a real model's tensors."""
+"""Cost estimates, tested against a published run and the tensors of a real model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bertblocks.training.estimate import (
 from bertblocks.training.recipe import read_recipe, recipe_names
 
 
-def test_the_published_run_of_modernbert_is_what_the_arithmetic_says() -> None:
+def test_the_estimate_matches_modernberts_published_run() -> None:
     """1.7T tokens of 1,024 in 194 h, 250B of 8,192 in 40 h and 50B in 12 h, on 8 H100."""
     peak = 8 * GPUS["h100"].flops
     model = build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")
@@ -38,16 +38,18 @@ def test_the_published_run_of_modernbert_is_what_the_arithmetic_says() -> None:
     assert made.hours == pytest.approx(194 + 40 + 12, rel=0.05)
 
 
-def test_flops_are_six_for_each_parameter_that_a_token_meets_and_those_of_attention() -> None:
-    """The usual estimate, 6 N per token, with N the matrices of the encoder and the labelled share of the head's."""
+def test_training_flops_are_six_per_parameter_plus_attention() -> None:
+    """The usual estimate of 6 N per token, where N counts the encoder's matrices and the labelled share of the head."""
     model = build(BertBlocksConfig.from_preset("bert-base"), "masked-lm")
-    encoder = sum(one.numel() for name, one in model.named_parameters() if "layers" in name and one.dim() == 2)
+    encoder = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if "layers" in name and parameter.dim() == 2
+    )
     head = 768 * 768 + 768 * 30522
     attention = 12 * 4 * 128 * 768  # of a layer: scores and values, 2 FLOPs each, over 128 keys
     assert flops_per_token(model, 128, 0.15) == pytest.approx(6 * (encoder + 0.15 * head) + 3 * attention)
 
 
-def test_memory_of_the_states_is_that_of_real_tensors() -> None:
+def test_estimated_memory_equals_that_of_real_tensors() -> None:
     recipe = read_recipe("demo", ["tokenizer.vocab_size=512", "run.precision=fp32"])
     made = estimate_run(recipe, "a100", 1)
     model = BertBlocksForMaskedLM(expected_config(recipe))
@@ -55,10 +57,10 @@ def test_memory_of_the_states_is_that_of_real_tensors() -> None:
     model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss.backward()
     optimizer.step()
     memory = made.phases[0].memory
-    assert memory.weights == sum(one.nbytes for one in model.parameters())
-    assert memory.gradients == sum(one.grad.nbytes for one in model.parameters())  # type: ignore[misc]
+    assert memory.weights == sum(parameter.nbytes for parameter in model.parameters())
+    assert memory.gradients == sum(parameter.grad.nbytes for parameter in model.parameters())  # type: ignore[misc]
     moments = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
-    assert memory.optimizer == sum(one.nbytes for one in moments)
+    assert memory.optimizer == sum(moment.nbytes for moment in moments)
     assert made.parameters == model.num_parameters()
 
 
@@ -66,7 +68,7 @@ def cost(*overrides: str, count: int = 1, name: str = "modernbert-base") -> Any:
     return estimate_run(read_recipe(name, list(overrides)), "h100", count).phases[0]
 
 
-def test_each_choice_changes_what_it_should() -> None:
+def test_each_setting_changes_the_estimate_it_should() -> None:
     plain = cost(count=8)
     sharded = cost("run.parallel=fsdp", count=8)
     assert sharded.memory.weights == plain.memory.weights / 8
@@ -101,7 +103,7 @@ def run(*arguments: str, expect: int = 0) -> Any:
     return result
 
 
-def test_the_command() -> None:
+def test_plan_prints_the_estimate_as_text_and_json() -> None:
     text = run("modernbert-base", "--gpu", "h100", "--count", "64").stdout
     assert text.startswith("modernbert-base on 64 h100 at 25% of their peak: 149,655,232 parameters")
     assert "context extension" in text
@@ -123,5 +125,5 @@ def test_the_command() -> None:
         (["demo", "run.sede=1"], "did you mean 'seed'?"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments: Any, message: Any) -> None:
+def test_mistakes_in_a_recipe_give_one_sentence(arguments: Any, message: Any) -> None:
     assert message in run(*arguments, expect=1).stderr

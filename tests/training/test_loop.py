@@ -1,4 +1,4 @@
-"""The loop against plain transformers and torch, and what it does when things go wrong."""
+"""The training loop, tested against plain transformers and torch, and its handling of failures."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from tests.training.helpers import VOCABULARY, make_model, make_recipe, make_tas
 
 
 def pad(batch: Any) -> dict[str, torch.Tensor]:
-    """A flat batch as transformers takes it."""
+    """A flat batch in the form that transformers expects."""
     bounds = batch.cu_seqlens.tolist()
     pieces = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
@@ -33,7 +33,7 @@ def pad(batch: Any) -> dict[str, torch.Tensor]:
     return {"input_ids": padded(batch.input_ids, 0), "attention_mask": mask, "labels": padded(batch.labels, -100)}
 
 
-def test_same_losses_as_transformers_with_torch_adamw(tmp_path: Path) -> None:
+def test_losses_equal_transformers_with_torch_adamw(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
         max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -47,8 +47,8 @@ def test_same_losses_as_transformers_with_torch_adamw(tmp_path: Path) -> None:
 
     named = list(theirs.named_parameters())
     groups = [
-        {"params": [one for _, one in named if one.dim() > 1], "weight_decay": 0.01},
-        {"params": [one for _, one in named if one.dim() <= 1], "weight_decay": 0.0},
+        {"params": [parameter for _, parameter in named if parameter.dim() > 1], "weight_decay": 0.01},
+        {"params": [parameter for _, parameter in named if parameter.dim() <= 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.98), eps=1e-6)
     recipe = make_recipe("phases.0.duration=20", "optimizer.lr=3e-3")
@@ -78,38 +78,40 @@ def test_checkpoints_open_in_auto_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["muon", "stable_adamw"])
-def test_other_optimizers_learn_and_resume(tmp_path: Path, kind: Any) -> None:
+def test_other_optimizers_reduce_the_loss_and_resume(tmp_path: Path, kind: Any) -> None:
     options = [f"optimizer.kind={kind}", "optimizer.lr=3e-3", "optimizer.weight_decay=0.001", "run.ema=0.9"]
     train(tmp_path / "straight", *options)
     train(tmp_path / "parts", *options)
     (tmp_path / "parts" / "checkpoints" / "step-00000024" / "complete.json").unlink()
     train(tmp_path / "parts", *options)
     for file in ("model.safetensors", EMA):
-        one, other = (load_file(tmp_path / name / "checkpoints/step-00000024" / file) for name in ("straight", "parts"))
-        assert all(torch.equal(one[key], other[key]) for key in one)
+        first, second = (
+            load_file(tmp_path / name / "checkpoints/step-00000024" / file) for name in ("straight", "parts")
+        )
+        assert all(torch.equal(first[key], second[key]) for key in first)
     losses = [line["loss"] for line in read_metrics(tmp_path / "straight" / "metrics.jsonl") if "loss" in line]
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_the_running_mean_is_the_mean(tmp_path: Path) -> None:
-    """Against the closed form over the weights of every step."""
+def test_ema_equals_its_formula(tmp_path: Path) -> None:
+    """Compares with the formula over the weights of every step."""
     trainer = make_trainer(tmp_path, "phases.0.duration=6", "run.ema=0.5", "run.checkpoints.keep=9",
                            "run.checkpoints.every=1")  # fmt: skip
-    expected = {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+    expected = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     for step in range(6):
         decay = min(0.5, (1 + step) / (10 + step))
         weights = load_file(tmp_path / "checkpoints" / f"step-{step + 1:08d}" / "model.safetensors")
-        expected = {name: decay * one + (1 - decay) * weights[name] for name, one in expected.items()}
-    for name, one in load_file(tmp_path / "checkpoints" / "step-00000006" / EMA).items():
-        torch.testing.assert_close(one, expected[name])
+        expected = {name: decay * parameter + (1 - decay) * weights[name] for name, parameter in expected.items()}
+    for name, parameter in load_file(tmp_path / "checkpoints" / "step-00000006" / EMA).items():
+        torch.testing.assert_close(parameter, expected[name])
     with trainer.evaluation_weights():
         inside = trainer.model.decoder.bias.clone()
     assert torch.allclose(inside, expected["decoder.bias"])
     assert not torch.equal(inside, trainer.model.decoder.bias)
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_training_before_the_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     real = trainer.task.losses
 
@@ -127,10 +129,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path) -> None
     assert torch.equal(kept["0.input_ids"], trainer.task.collate(5, rows).input_ids)
     assert trainer.state.step == 5
     assert trainer.checkpoints.steps() == [4]
-    assert all(one.isfinite().all() for one in trainer.model.parameters())
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-def test_selection_keeps_the_best_and_stops_without_patience(tmp_path: Path) -> None:
+def test_early_stopping_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     values = iter([0.1, 0.5, 0.4, 0.3, 0.9])
     trainer = make_trainer(
         tmp_path, "run.evaluation.every=3", "run.checkpoints.every=3", "run.checkpoints.keep=1",
@@ -161,7 +163,7 @@ def test_phases_change_theta_length_and_mixture(tmp_path: Path) -> None:
     opened = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoints" / "step-00000005").eval()
     ids = torch.randint(4, VOCABULARY, (1, 30))
     assert torch.allclose(opened(ids).logits, trainer.model.eval()(ids).logits, atol=1e-6)
-    # a run that is over has the theta of its last phase when it is started again
+    # a finished run that is started again has the theta of its last phase
     again = make_trainer(tmp_path, *options, model=make_model(rope_theta=1e4, local_rope_theta=1e4))
     again.train()
     assert again.model.config.rope_theta == 5e4
@@ -197,7 +199,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_is_near_full_and_resumes(tmp_path: Path, precision: Any) -> None:
+def test_half_precision_stays_close_to_fp32_and_resumes(tmp_path: Path, precision: Any) -> None:
     options = ["phases.0.duration=8", f"run.precision={precision}"]
     train(tmp_path / "full", "phases.0.duration=8")
     train(tmp_path / "half", *options)
@@ -215,7 +217,7 @@ def test_half_precision_is_near_full_and_resumes(tmp_path: Path, precision: Any)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("most", [None, 1, 2, 5, 100])
-def test_every_item_is_in_one_micro_batch(size: Any, most: Any) -> None:
+def test_every_item_is_in_exactly_one_micro_batch(size: Any, most: Any) -> None:
     items = list(range(17))
     parts = [split_micro_batches(items, World(rank, size, torch.device("cpu")), most) for rank in range(size)]
     assert [item for part in parts for batch in part for item in batch] == items
@@ -223,14 +225,14 @@ def test_every_item_is_in_one_micro_batch(size: Any, most: Any) -> None:
     assert all(part for batches in parts for part in batches)
 
 
-def test_too_few_items_for_the_processes() -> None:
+def test_fewer_items_than_processes_raise() -> None:
     with pytest.raises(ValueError, match="2 items for 3 processes"):
         split_micro_batches([1, 2], World(0, 3, torch.device("cpu")), None)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_layers_train_as_plain_ones(tmp_path: Path) -> None:
+def test_compiled_layers_give_the_losses_of_plain_ones(tmp_path: Path) -> None:
     curves = []
     for value in ("false", "true"):
         train(tmp_path / value, f"run.compile={value}")

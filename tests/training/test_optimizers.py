@@ -1,4 +1,4 @@
-"""Optimizers by their formulas and beside torch's own."""
+"""Optimizers, tested against their formulas and torch's implementations."""
 
 import math
 from typing import Any
@@ -19,22 +19,23 @@ from bertblocks.training.sections import AdamW, Muon, StableAdamW
 from tests.training.helpers import make_model
 
 
-def test_stable_adamw_is_its_formula() -> None:
+def test_stable_adamw_equals_its_formula() -> None:
     """One number at a time, in double precision."""
     weights = [torch.randn(5, 3), torch.randn(4)]
-    parameters = [torch.nn.Parameter(one.clone()) for one in weights]
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     first, second, eps, peak, decay = 0.9, 0.98, 1e-6, 0.1, 0.02
     groups = [{"params": parameters[:1], "weight_decay": decay}, {"params": parameters[1:], "weight_decay": 0.0}]
     optimizer = StableAdamWOptimizer(groups, lr=peak, betas=(first, second), eps=eps)
-    expected = [one.double() for one in weights]
-    means, squares = ([torch.zeros_like(one) for one in expected] for _ in range(2))
+    expected = [weight.double() for weight in weights]
+    means, squares = ([torch.zeros_like(weight) for weight in expected] for _ in range(2))
     for step in range(1, 6):
         rate = peak * (0.5 if step > 3 else 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        for index, one in enumerate(parameters):
-            gradient = torch.randn(one.shape) * (10.0 if step == 4 else 1.0)  # a jump, so that the clip is felt
-            one.grad = gradient
+        for index, parameter in enumerate(parameters):
+            size = 10.0 if step == 4 else 1.0  # a jump, so that clipping has an effect
+            gradient = torch.randn(parameter.shape) * size
+            parameter.grad = gradient
             gradient = gradient.double()
             means[index] = first * means[index] + (1 - first) * gradient
             squares[index] = second * squares[index] + (1 - second) * gradient**2
@@ -47,11 +48,11 @@ def test_stable_adamw_is_its_formula() -> None:
             if step == 4:
                 assert rms > 1.5
         optimizer.step()
-        for one, value in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(one.data.double(), value, rtol=1e-5, atol=1e-6)
+        for parameter, value in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.data.double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_newton_schulz_moves_singular_values_by_its_polynomial() -> None:
+def test_newton_schulz_applies_its_polynomial_to_singular_values() -> None:
     matrix = torch.randn(12, 7, dtype=torch.float64)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / (values.square().sum().sqrt() + 1e-7)
@@ -63,8 +64,8 @@ def test_newton_schulz_moves_singular_values_by_its_polynomial() -> None:
     torch.testing.assert_close(orthogonalize(matrix.T), expected.T)
 
 
-def test_muon_beside_torchs_own() -> None:
-    """torch's works in bf16; ours on the CPU in fp32."""
+def test_muon_matches_torchs_muon() -> None:
+    """torch's Muon computes in bf16, ours in fp32 on CPUs."""
     start = torch.randn(16, 24)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
     options = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
@@ -79,7 +80,7 @@ def test_muon_beside_torchs_own() -> None:
     assert (ours - theirs).norm() < 0.05 * moved
 
 
-def test_muon_takes_stacked_matrices_apart() -> None:
+def test_muon_orthogonalizes_stacked_matrices_separately() -> None:
     start, gradient = torch.randn(12, 6), torch.randn(12, 6)
     stacked = torch.nn.Parameter(start.clone())
     optimizer = MuonOptimizer([(stacked, [6, 4, 2])], lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -93,25 +94,25 @@ def test_muon_takes_stacked_matrices_apart() -> None:
 
 
 @pytest.mark.parametrize("section", [AdamW(), StableAdamW(kind="stable_adamw"), Muon(kind="muon")])
-def test_every_parameter_once_and_decay_on_matrices_only(section: Any) -> None:
+def test_every_parameter_is_optimized_once_and_only_matrices_decay(section: Any) -> None:
     model = make_model(norm_bias=True, attention_qkv_bias=True)
     optimizers = get_optimizers(model, section)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    taken = [id(one) for group in groups for one in group["params"]]
-    assert sorted(taken) == sorted(id(one) for one in model.parameters())
-    decays = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
-    for name, one in model.named_parameters():
+    taken = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(taken) == sorted(id(parameter) for parameter in model.parameters())
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
         is_matrix = name.endswith("weight") and "norm" not in name
-        assert decays[id(one)] == (section.weight_decay if is_matrix else 0.0), name
+        assert decays[id(parameter)] == (section.weight_decay if is_matrix else 0.0), name
 
 
-def test_muon_has_the_matrices_of_layers_and_adamw_the_rest() -> None:
+def test_muon_optimizes_the_matrices_of_layers_and_adamw_the_rest() -> None:
     model = make_model()
     muon, adamw = get_optimizers(model, Muon(kind="muon"))
-    names = {id(one): name for name, one in model.named_parameters()}
-    inside = {names[id(one)].split("layers.")[1].split(".", 1)[1] for one in muon.param_groups[0]["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    inside = {names[id(parameter)].split("layers.")[1].split(".", 1)[1] for parameter in muon.param_groups[0]["params"]}
     assert inside == {"attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"}
     assert len(muon.param_groups[0]["params"]) == 8
     assert isinstance(adamw, torch.optim.AdamW)
-    parts = {tuple(muon.parts[id(one)]) for one in muon.param_groups[0]["params"]}  # type: ignore[attr-defined]
+    parts = {tuple(muon.parts[id(parameter)]) for parameter in muon.param_groups[0]["params"]}  # type: ignore[attr-defined]
     assert parts == {(32, 32, 32), (32,), (48, 48)}

@@ -75,7 +75,7 @@ def run(recipe: Path, *overrides: str) -> Any:
     return CliRunner().invoke(app, ["pretrain", str(recipe), *overrides])
 
 
-def test_from_texts_to_a_model(recipe: Any, tmp_path: Path) -> None:
+def test_pretrain_turns_texts_into_a_model(recipe: Any, tmp_path: Path) -> None:
     done = run(recipe)
     assert done.exit_code == 0, done.output
     folder = tmp_path / "run"
@@ -150,7 +150,7 @@ def test_torchrun_with_shards_gives_the_same_model(recipe: Any, tmp_path: Path) 
         torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-5)
 
 
-def test_sigterm_saves_and_says_so(recipe: Any, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_and_prints_a_message(recipe: Any, tmp_path: Path) -> None:
     def stop() -> None:
         while not (tmp_path / "run" / "checkpoints").is_dir():
             pass
@@ -168,7 +168,7 @@ def test_sigterm_saves_and_says_so(recipe: Any, tmp_path: Path) -> None:
     "objective",
     ["{kind: masked_lm, sentence_order: true}", "{kind: sentence_order}", "{kind: masked_diffusion}"],
 )
-def test_other_objectives(recipe: Any, tmp_path: Path, objective: Any) -> None:
+def test_pretrain_runs_every_objective(recipe: Any, tmp_path: Path, objective: Any) -> None:
     done = run(recipe, f"objective={objective}", "phases.0.duration=4", "model.config.type_vocab_size=2")
     assert done.exit_code == 0, done.output
     AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
@@ -176,7 +176,7 @@ def test_other_objectives(recipe: Any, tmp_path: Path, objective: Any) -> None:
     assert ("loss_masked_lm" in last) == ("sentence_order: true" in objective)
 
 
-def test_a_model_is_continued_and_grown(recipe: Any, tmp_path: Path) -> None:
+def test_pretrain_starts_from_a_checkpoint_or_a_grown_model(recipe: Any, tmp_path: Path) -> None:
     assert run(recipe, "phases.0.duration=2").exit_code == 0
     model = tmp_path / "run" / "model"
     values = json.loads(recipe.read_text())
@@ -185,7 +185,7 @@ def test_a_model_is_continued_and_grown(recipe: Any, tmp_path: Path) -> None:
     recipe.write_text(json.dumps(values))
     done = run(recipe, f"run.folder={tmp_path / 'more'}", "phases.0.duration=1", "optimizer.lr=1e-9")
     assert done.exit_code == 0, done.output
-    before, after = (AutoModelForMaskedLM.from_pretrained(one) for one in (model, tmp_path / "more" / "model"))
+    before, after = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (model, tmp_path / "more" / "model"))
     for name, value in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], value)
     values["model"] = {"preset": "mini", "config": {**CONFIG, "num_hidden_layers": 4}, "grow_from": str(model)}
@@ -195,7 +195,9 @@ def test_a_model_is_continued_and_grown(recipe: Any, tmp_path: Path) -> None:
     recipe.write_text(json.dumps(values))
     done = run(recipe, f"run.folder={tmp_path / 'grown'}", "phases.0.duration=1")
     assert done.exit_code == 0, done.output
-    vocabularies = [AutoTokenizer.from_pretrained(one).get_vocab() for one in (model, tmp_path / "grown" / "model")]
+    vocabularies = [
+        AutoTokenizer.from_pretrained(folder).get_vocab() for folder in (model, tmp_path / "grown" / "model")
+    ]
     assert vocabularies[0] == vocabularies[1]
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "grown" / "model").config.num_hidden_layers == 4
 
@@ -209,7 +211,7 @@ def test_sentence_order_is_evaluated(recipe: Any, tmp_path: Path) -> None:
     assert metrics["held_out_order_loss"] == pytest.approx(np.log(2), abs=0.3)
 
 
-def test_implied_keys_are_named() -> None:
+def test_implied_config_keys_are_printed() -> None:
     """The keys that config.py derives from `ngpt`, without sizes and without the keys that the recipe sets."""
     recipe = read_recipe("demo", ["model={preset: bert-base, config: {ngpt: true, hidden_size: 384}}"])
     config = BertBlocksConfig.from_preset("bert-base", **recipe.model.config)
@@ -232,14 +234,14 @@ def test_implied_keys_are_named() -> None:
         (["corpus.sources=[{name: a, files: [nothing.txt]}]"], "nothing.txt"),
     ],
 )
-def test_mistakes_are_one_sentence(recipe: Any, overrides: Any, message: Any) -> None:
+def test_mistakes_in_a_recipe_give_one_sentence(recipe: Any, overrides: Any, message: Any) -> None:
     done = run(recipe, *overrides)
     assert done.exit_code == 1, done.output
     assert message in done.stderr
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
-def test_a_folder_holds_one_run(recipe: Any) -> None:
+def test_another_recipe_in_a_run_folder_raises(recipe: Any) -> None:
     assert run(recipe, "phases.0.duration=1").exit_code == 0
     done = run(recipe, "phases.0.duration=1", "optimizer.lr=0.5")
     assert done.exit_code == 1
@@ -247,7 +249,7 @@ def test_a_folder_holds_one_run(recipe: Any) -> None:
     assert run(recipe, "phases.0.duration=1", "run.micro_batch_tokens=64").exit_code == 0
 
 
-def test_a_run_keeps_the_tokens_and_may_change_its_precision(recipe: Any, tmp_path: Path) -> None:
+def test_a_continued_run_keeps_its_tokens_and_may_change_its_precision(recipe: Any, tmp_path: Path) -> None:
     """Texts that change or disappear after the start do not affect the run."""
     keep_all = "run.checkpoints.keep=all"
 
@@ -296,7 +298,7 @@ def test_a_loaded_tokenizer_is_recorded_as_it_is(recipe: Any, tmp_path: Path) ->
     assert "holds a run with tokenizer.load" in run(recipe, *options[1:]).stderr
 
 
-def test_prepared_tokens_need_their_own_tokenizer(recipe: Any, tmp_path: Path) -> None:
+def test_prepared_tokens_with_another_tokenizer_raise(recipe: Any, tmp_path: Path) -> None:
     invoke = CliRunner().invoke
     for name, size in (("right", "200"), ("wrong", "60")):
         command = ["tokenizer", "train", str(tmp_path / name), str(tmp_path / "texts.txt"), "--vocab-size", size]
@@ -315,7 +317,7 @@ def test_prepared_tokens_need_their_own_tokenizer(recipe: Any, tmp_path: Path) -
     assert not (tmp_path / "second" / "data" / "words").exists()
 
 
-def test_what_a_run_may_change() -> None:
+def test_only_free_keys_may_change_when_a_run_continues() -> None:
     before = {"run": {"seed": 1, "device": "cpu", "checkpoints": {"keep": 1}}, "phases": [{"length": 8}]}
     now = {"run": {"seed": 1, "device": "cuda", "checkpoints": {"keep": 2}}, "phases": [{"length": 9}]}
     assert differences(before, now, is_free_key) == [("phases", [{"length": 8}], [{"length": 9}])]
@@ -329,7 +331,7 @@ def test_held_out_texts_and_masks_do_not_depend_on_the_length() -> None:
     assert targets[0].tolist() == targets[1].tolist() == targets[2].tolist()
 
 
-def test_held_out_metrics_are_those_of_a_padded_loop() -> None:
+def test_held_out_metrics_equal_a_padded_loop() -> None:
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     losses, right = [], []
     for batch in held_out.batches:
@@ -347,7 +349,7 @@ def test_held_out_metrics_are_those_of_a_padded_loop() -> None:
     assert len(held_out.targets) == len(losses) > 30
 
 
-def test_pseudo_perplexity_is_exact() -> None:
+def test_pseudo_perplexity_equals_brute_force() -> None:
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
     pieces = iter(held_out.chunks)
     losses: list[Any] = []
@@ -360,23 +362,27 @@ def test_pseudo_perplexity_is_exact() -> None:
     assert held_out.pseudo_perplexity(model, 40) == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
 
 
-def test_unigram_by_counting() -> None:
+def test_the_unigram_baseline_equals_a_count() -> None:
     documents = Documents(0, count=30)
-    counts = [1 + sum(int((one == token).sum()) for one in documents.documents) for token in range(VOCABULARY)]
+    counts = [
+        1 + sum(int((document == token).sum()) for document in documents.documents) for token in range(VOCABULARY)
+    ]
     targets = np.array([5, 9, 9, 60])
     found = UnigramBaseline.count([documents], VOCABULARY).evaluate(targets)
-    assert found["unigram_loss"] == pytest.approx(-np.mean([np.log(counts[one] / sum(counts)) for one in targets]))
+    assert found["unigram_loss"] == pytest.approx(
+        -np.mean([np.log(counts[target] / sum(counts)) for target in targets])
+    )
     assert found["unigram_accuracy"] == np.mean(targets == int(np.argmax(counts)))
 
 
-def test_filled_masks_show_what_the_model_says(recipe: Any, tmp_path: Path) -> None:
+def test_filled_masks_show_the_models_predictions(recipe: Any, tmp_path: Path) -> None:
     assert run(recipe, "phases.0.duration=2").exit_code == 0
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").eval()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
-    one = result["filled"][0]
-    logits = model(**tokenizer(one["text"], return_tensors="pt")).logits[0]
-    place = tokenizer(one["text"])["input_ids"].index(tokenizer.mask_token_id)
+    filled = result["filled"][0]
+    logits = model(**tokenizer(filled["text"], return_tensors="pt")).logits[0]
+    place = tokenizer(filled["text"])["input_ids"].index(tokenizer.mask_token_id)
     best = logits[place].softmax(dim=0).topk(3)
-    assert [word for word, _ in one["guesses"]] == [tokenizer.decode([index]) for index in best.indices.tolist()]
-    assert [share for _, share in one["guesses"]] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [word for word, _ in filled["guesses"]] == [tokenizer.decode([index]) for index in best.indices.tolist()]
+    assert [share for _, share in filled["guesses"]] == pytest.approx(best.values.tolist(), rel=1e-4)

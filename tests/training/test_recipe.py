@@ -1,4 +1,4 @@
-"""Recipes are strict, say where they are wrong, and mean what they say."""
+"""Recipes: strict reading, errors that name the key, and overrides."""
 
 import json
 from pathlib import Path
@@ -42,14 +42,14 @@ from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
         ("run.seed=[", "is not a valid YAML value"),
     ],
 )
-def test_what_is_wrong_is_named(override: Any, message: Any) -> None:
+def test_invalid_recipes_raise_an_error_that_names_the_key(override: Any, message: Any) -> None:
     with pytest.raises(RecipeError) as error:
         read_recipe(None, [override])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_overrides_start_from_the_demo_or_the_file(tmp_path: Path) -> None:
+def test_overrides_apply_to_the_demo_or_the_file(tmp_path: Path) -> None:
     demo = read_recipe(None, ["model.config.num_hidden_layers=9", "optimizer.kind=muon", "optimizer.momentum=0.9"])
     assert demo.model.config["num_hidden_layers"] == 9
     assert demo.model.config["hidden_size"] == Recipe().model.config["hidden_size"]
@@ -63,7 +63,7 @@ def test_overrides_start_from_the_demo_or_the_file(tmp_path: Path) -> None:
     assert str(recipe.folder) == "runs/own"
 
 
-#: Nine levels of nine aliases stand for 387 million values.
+#: Nine levels of nine aliases expand to 387 million values.
 BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
 )
@@ -85,7 +85,7 @@ BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"run: {{seed: {[0] * 5000}}}", "run.seed is [0, 0, 0"),
     ],
 )
-def test_files_that_are_not_recipes(tmp_path: Path, text: Any, message: Any) -> None:
+def test_files_that_are_not_recipes_raise(tmp_path: Path, text: Any, message: Any) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(RecipeError) as error:
@@ -95,12 +95,12 @@ def test_files_that_are_not_recipes(tmp_path: Path, text: Any, message: Any) -> 
     assert len(str(error.value).removeprefix(str(file))) < 500
 
 
-def test_an_unknown_name_lists_those_that_come_along() -> None:
+def test_an_unknown_recipe_name_lists_the_shipped_recipes() -> None:
     with pytest.raises(RecipeError, match=r"modernbert is neither a file .*did you mean 'modernbert-base'.*neobert"):
         read_recipe("modernbert")
 
 
-def test_plain_values_and_back() -> None:
+def test_recipes_survive_json() -> None:
     for name in recipe_names():
         recipe = read_recipe(name)
         assert read_section(Recipe, json.loads(recipe.model_dump_json()), name) == recipe
@@ -116,7 +116,7 @@ def test_plain_values_and_back() -> None:
         ("1 step", Amount(1, "steps")),
     ],
 )
-def test_amounts(text: Any, amount: Any) -> None:
+def test_amounts_are_read_and_written(text: Any, amount: Any) -> None:
     assert Amount.read(text) == amount
     assert Amount.read(str(amount)) == amount
 

@@ -1,4 +1,4 @@
-"""The recipes that come with the library: each is what was published, builds its model, and trains."""
+"""The shipped recipes equal the published ones, build their models, and train."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_a_recipe_builds_its_model_and_its_schedule(name: Any) -> None:
     assert all(0 < rate <= max(phase.peak for phase in table.phases) for rate in rates)
 
 
-def test_berts_pretraining_model_has_the_size_of_transformers() -> None:
+def test_the_size_of_berts_pretraining_model_equals_transformers() -> None:
     from transformers import BertConfig, BertForPreTraining
 
     with torch.device("meta"):
         assert BertForPreTraining(BertConfig()).num_parameters() == PARAMETERS["bert"]
 
 
-def test_the_demo_is_what_a_recipe_is_by_default() -> None:
+def test_the_demo_is_the_default_recipe() -> None:
     assert read_recipe("demo").model_copy(update={"description": ""}) == Recipe()
     assert read_recipe() == read_recipe("demo")
 
 
-def test_bert_is_as_published() -> None:
+def test_the_bert_recipe_equals_the_published_one() -> None:
     recipe = read_recipe("bert")
     table = TrainingPlan(recipe)
     assert table.total_steps == 1_000_000
@@ -73,7 +73,7 @@ def test_bert_is_as_published() -> None:
     assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ([0.9, 0.999], 0.01)
 
 
-def test_modernbert_is_as_published() -> None:
+def test_the_modernbert_recipe_equals_the_published_one() -> None:
     recipe = read_recipe("modernbert-base")
     table = TrainingPlan(recipe)
     first, second, third = table.phases
@@ -101,7 +101,7 @@ def test_modernbert_is_as_published() -> None:
     assert (config.attention_output_dropout, config.mlp_output_dropout, config.init_kind) == (0.1, 0.0, "megatron")
 
 
-def test_neobert_is_as_published() -> None:
+def test_the_neobert_recipe_equals_the_published_one() -> None:
     recipe = read_recipe("neobert")
     table = TrainingPlan(recipe)
     first, second = table.phases
@@ -119,7 +119,7 @@ def test_neobert_is_as_published() -> None:
     assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.clip) == ([0.9, 0.95], 1e-8, 1.0)
 
 
-def test_the_ngpt_recipe_renormalises_and_needs_no_decay() -> None:
+def test_the_ngpt_recipe_renormalizes_and_has_no_weight_decay() -> None:
     recipe = read_recipe("ngpt")
     config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
     assert config.ngpt
@@ -132,7 +132,7 @@ def test_the_ngpt_recipe_renormalises_and_needs_no_decay() -> None:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Documents of one to sixty sentences, so that there are long ones for a phase that wants them."""
+    """Documents of 1 to 60 sentences, so that phases with a minimum length find long ones."""
     file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
     sentences = ["the cat sat on the mat.", "a dog ran home.", "my aunt sings at night.", "it rains in the town."]
     lines = [
@@ -143,7 +143,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_made_small_trains_and_its_model_opens(name: Any, texts: Any, tmp_path: Path) -> None:
+def test_a_small_version_of_each_recipe_trains_and_its_model_loads(name: Any, texts: Any, tmp_path: Path) -> None:
     recipe = read_recipe(name)
     sources = [
         {"name": source.name, "files": [str(texts)], "min_tokens": source.min_tokens // 16}

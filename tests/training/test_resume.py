@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or damaged ends with the weights of one that was not."""
+"""A run that was killed, stopped or damaged ends with the weights of an uninterrupted run."""
 
 import json
 import os
@@ -23,27 +23,27 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
-    """Weights, moments and metrics to the bit; only times may differ."""
+    """Checks that weights, moments and metrics are equal to the bit; only times may differ."""
     for name in ("model.safetensors", OPTIMIZER):
-        ours, theirs = (load_file(last_checkpoint(one) / name) for one in (folder, other))
+        ours, theirs = (load_file(last_checkpoint(run) / name) for run in (folder, other))
         assert set(ours) == set(theirs)
         assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
     timeless = [
-        [{key: value for key, value in line.items() if "second" not in key} for line in read_metrics(one)]
-        for one in (folder / "metrics.jsonl", other / "metrics.jsonl")
+        [{key: value for key, value in line.items() if "second" not in key} for line in read_metrics(path)]
+        for path in (folder / "metrics.jsonl", other / "metrics.jsonl")
     ]
     assert timeless[0] == timeless[1]
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with dropout that nothing has stopped."""
+    """An uninterrupted run with dropout."""
     folder = tmp_path_factory.mktemp("straight")
     train(folder, dropout=0.1)
     return folder
 
 
-def test_killed_at_random_moments_and_during_saves(tmp_path: Path) -> None:
+def test_runs_killed_at_random_and_during_saves_end_with_the_same_weights(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), "12"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_killed_at_random_moments_and_during_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_a_second_start_continues(tmp_path: Path, straight: Any, number: Any) -> None:
+def test_a_run_stopped_by_a_signal_continues(tmp_path: Path, straight: Any, number: Any) -> None:
     trainer = make_trainer(tmp_path, dropout=0.1)
 
     def send() -> None:
@@ -73,7 +73,7 @@ def test_a_signal_saves_and_a_second_start_continues(tmp_path: Path, straight: A
     assert_same_run(tmp_path, straight)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+def test_resuming_skips_a_damaged_checkpoint_and_names_it(
     tmp_path: Path, straight: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, dropout=0.1)
@@ -90,8 +90,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert_same_run(tmp_path, straight)
 
 
-def test_accumulation_may_change_in_mid_run(tmp_path: Path) -> None:
-    """Another split of the batches gives other roundings, and nothing else."""
+def test_gradient_accumulation_may_change_when_a_run_continues(tmp_path: Path) -> None:
+    """Another split into micro-batches changes only rounding."""
     train(tmp_path / "whole")
     state = train(tmp_path / "split", "phases.0.duration=24", "run.micro_batch_tokens=64").state
     assert state.step == 24
@@ -103,7 +103,7 @@ def test_accumulation_may_change_in_mid_run(tmp_path: Path) -> None:
     assert len(split) == 24
 
 
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path, straight: Any) -> None:
+def test_metrics_after_the_checkpoint_are_removed(tmp_path: Path, straight: Any) -> None:
     train(tmp_path, dropout=0.1)
     newest = last_checkpoint(tmp_path)
     (newest / "complete.json").unlink()

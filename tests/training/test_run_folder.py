@@ -20,7 +20,7 @@ def test_damaged_request_file_raises_with_its_name_and_the_remedy(tmp_path: Path
         RunFolder(tmp_path, "request.json", {"seed": 1}).check()
 
 
-def test_files_that_no_run_wrote_raise(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_raises(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunFolderError, match=r"holds thesis\.tex, which does not belong to a run"):
         RunFolder(tmp_path, "request.json", {"seed": 1}).claim()

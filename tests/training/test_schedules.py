@@ -1,4 +1,4 @@
-"""Learning rates by their formulas, and the steps of a run by counting."""
+"""Learning rates, tested against their formulas, and the steps of a run, tested by counting."""
 
 import math
 from typing import Any
@@ -19,23 +19,23 @@ def rates(*overrides: str) -> list[float]:
     return [table.at(step).learning_rate for step in range(table.total_steps)]
 
 
-def test_constant() -> None:
+def test_the_constant_schedule_equals_its_formula() -> None:
     assert rates("schedule={kind: constant, warmup: 4}") == [0.25, 0.5, 0.75] + [1.0] * 97
 
 
-def test_linear_to_a_share() -> None:
+def test_the_linear_schedule_ends_at_its_share() -> None:
     expected = [min((step + 1) / 10, 1 - 0.8 * max(step - 10, 0) / 90) for step in range(100)]
     assert rates("schedule={kind: linear, warmup: 10%, final: 0.2}") == pytest.approx(expected)
 
 
-def test_cosine_that_ends_early() -> None:
-    """NeoBERT: to a tenth at nine tenths of the run."""
+def test_the_cosine_schedule_can_end_early() -> None:
+    """NeoBERT's schedule: it reaches a tenth of the peak after nine tenths of the run."""
     expected = [0.1 + 0.9 * (1 + math.cos(math.pi * min(step, 90) / 90)) / 2 for step in range(100)]
     assert rates("schedule={kind: cosine, final: 0.1, until: 90%}") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", ["linear", "sqrt"])
-def test_wsd(shape: Any) -> None:
+def test_the_wsd_schedule_equals_its_formula(shape: Any) -> None:
     def fall(done: float) -> float:
         return 1 - (math.sqrt(done) if shape == "sqrt" else done)
 
@@ -43,12 +43,12 @@ def test_wsd(shape: Any) -> None:
     assert rates(f"schedule={{kind: wsd, warmup: 5, decay: 20 steps, shape: {shape}}}") == pytest.approx(expected)
 
 
-def test_by_tokens_as_by_steps_where_batches_are_equal() -> None:
+def test_warmup_in_tokens_equals_warmup_in_steps_for_equal_batches() -> None:
     by_steps = rates("schedule={kind: linear, warmup: 10}")
     assert rates("schedule={kind: linear, warmup: 20480 tokens}") == pytest.approx(by_steps)
 
 
-def test_warm_up_by_tokens_follows_a_growing_batch() -> None:
+def test_warmup_in_tokens_follows_a_growing_batch() -> None:
     found = rates(
         "schedule={kind: constant, warmup: 2560 tokens}",
         "phases=[{duration: 20, length: 128, batch_tokens: 512, batch_warmup: {start: 128, over: 4 steps}}]",
@@ -58,7 +58,7 @@ def test_warm_up_by_tokens_follows_a_growing_batch() -> None:
     assert found == pytest.approx([min(1.0, done / 2560) for done in tokens])
 
 
-def test_one_schedule_spans_phases_and_a_phase_may_have_its_own() -> None:
+def test_a_schedule_spans_phases_unless_a_phase_has_its_own() -> None:
     phases = "phases=[{duration: 60}, {duration: 20, lr: 0.5, schedule: {kind: constant}}, {duration: 40, lr: 1}]"
     found = rates("schedule={kind: linear}", phases)
     assert found[:60] == pytest.approx([1 - step / 100 for step in range(60)])
@@ -66,7 +66,7 @@ def test_one_schedule_spans_phases_and_a_phase_may_have_its_own() -> None:
     assert found[80:] == pytest.approx([1 - step / 100 for step in range(60, 100)])
 
 
-def test_phases_take_over_what_they_do_not_say() -> None:
+def test_phases_inherit_settings_from_the_phase_before() -> None:
     table = TrainingPlan(
         read_recipe(
             None, ["phases=[{duration: 3, length: 64, batch_tokens: 640, mask_rate: 0.4}, {duration: 1280 tokens}]"]
@@ -86,7 +86,7 @@ def test_phases_take_over_what_they_do_not_say() -> None:
     over=st.sampled_from([Amount(7, "steps"), Amount(3000, "tokens"), Amount(50, "%")]),
     duration=st.sampled_from([Amount(23, "steps"), Amount(9999, "tokens")]),
 )
-def test_batches_count_as_a_loop_does(rows: Any, start: Any, over: Any, duration: Any) -> None:
+def test_batch_plans_equal_a_loop_over_steps(rows: Any, start: Any, over: Any, duration: Any) -> None:
     start = min(start, rows)
     batches = BatchPlan(16, rows, duration, BatchWarmup(start=start * 16, over=over))
     sizes = [batches.rows_at(step) for step in range(batches.steps)]
@@ -104,6 +104,6 @@ def test_batches_count_as_a_loop_does(rows: Any, start: Any, over: Any, duration
         assert len(sizes) == 23
 
 
-def test_a_batch_smaller_than_a_row_is_refused() -> None:
+def test_a_batch_smaller_than_a_row_raises() -> None:
     with pytest.raises(RecipeError, match=r"phases\.0: batch_tokens is 100, less than one row of length 128"):
         TrainingPlan(read_recipe(None, ["phases=[{duration: 1, length: 128, batch_tokens: 100}]"]))

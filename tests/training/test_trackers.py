@@ -1,4 +1,4 @@
-"""Trackers hold what was logged: tensorboard and trackio for real, wandb by a stand-in with its interface."""
+"""Trackers contain what was logged: tensorboard and trackio for real, wandb through a replacement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertblocks.training.trackers import get_trackers
 CONFIG = {"name": "tiny", "optimizer": {"lr": 1e-3}}
 
 
-def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
+def test_tensorboard_contains_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,7 +29,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
         tracker.log(step, {"loss": 10.0 - step, "lr": 0.1})
     tracker.close()
     assert logged() == [(1, 9.0), (2, 8.0), (3, 7.0)]
-    # a run that was stopped behind its last checkpoint, at step 2, does step 3 again
+    # a run that was stopped after its last checkpoint, at step 2, repeats step 3
     (tracker,) = get_trackers(["tensorboard"], tmp_path, "tiny")
     tracker.start(CONFIG, step=2)
     tracker.log(3, {"loss": 5.0})
@@ -37,7 +37,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert logged() == [(1, 9.0), (2, 8.0), (3, 5.0)]
 
 
-def test_trackio_keeps_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_contains_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
@@ -52,7 +52,7 @@ def test_trackio_keeps_what_was_logged(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Run:
-    """What wandb.init returns, as far as it is used."""
+    """The parts of what wandb.init returns that we use."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.finished = options, False
@@ -65,7 +65,7 @@ class Run:
         self.finished = True
 
 
-def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(
+def test_wandb_is_called_correctly_and_a_restart_continues_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[Run] = []
@@ -90,13 +90,13 @@ def test_wandb_is_called_as_it_wants_and_a_restart_continues_its_run(
     assert first == second != other
 
 
-def test_a_missing_package_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_package_raises_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"trackers needs wandb, .*pip install 'bertblocks\[trackers\]'"):
         get_trackers(["wandb"], tmp_path, "tiny")
 
 
-def test_nothing_is_imported_that_is_not_asked_for(tmp_path: Path) -> None:
+def test_only_requested_trackers_are_imported(tmp_path: Path) -> None:
     import subprocess
 
     code = "import sys, bertblocks.training.trackers; print({'tensorboard', 'wandb', 'trackio'} & set(sys.modules))"
