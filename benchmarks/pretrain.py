@@ -82,8 +82,8 @@ def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
     return lines[-1]["seconds"] - lines[0]["seconds"], lines[-1]["tokens"] - lines[0]["tokens"]
 
 
-class Pieces(torch.utils.data.Dataset):
-    """Documents split as BertBlocks splits them, with special tokens around each segment."""
+class Chunks(torch.utils.data.Dataset):
+    """Documents split as BertBlocks splits them, with special tokens around each chunk."""
 
     def __init__(self, setting: Setting) -> None:
         tokenizer = setting.texts.tokenizer
@@ -127,10 +127,10 @@ class CountingCollator:
         return self.collate(examples)
 
 
-def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) -> tuple[float, int]:
+def train_theirs(setting: Setting, chunks: Chunks, folder: Path, tokens: int) -> tuple[float, int]:
     """The same for transformers' Trainer with its own ModernBERT, on about as many tokens."""
     recipe = setting.recipe
-    mean = sum(len(pieces[index]["input_ids"]) for index in range(0, len(pieces), 50)) / len(range(0, len(pieces), 50))
+    mean = sum(len(chunks[index]["input_ids"]) for index in range(0, len(chunks), 50)) / len(range(0, len(chunks), 50))
     steps = 1 + round(tokens / (mean * setting.rows))
     rate = cast(float, cast(MaskedLM, recipe.objective).rate)  # the demo recipe has one
     collator, watch = CountingCollator(setting.texts.tokenizer, rate), Watch()
@@ -152,7 +152,7 @@ def train_theirs(setting: Setting, pieces: Pieces, folder: Path, tokens: int) ->
         bf16=setting.precision == "bf16",
     )
     model = to_huggingface(setting.model()).train()
-    trainer = Trainer(model, arguments, collator, pieces, callbacks=[watch])
+    trainer = Trainer(model, arguments, collator, chunks, callbacks=[watch])
     trainer.pop_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
     return watch.seconds, sum(collator.tokens[1:steps])
@@ -163,10 +163,10 @@ def compare(rounds: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {PEER: [], OURS: []}
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(Path(scratch) / "run")
-        pieces = Pieces(setting)
+        chunks = Chunks(setting)
         for number in range(rounds + 1):
             seconds, tokens = train_ours(setting, Path(scratch) / f"ours-{number}")
-            peer_seconds, peer_tokens = train_theirs(setting, pieces, Path(scratch) / f"theirs-{number}", tokens)
+            peer_seconds, peer_tokens = train_theirs(setting, chunks, Path(scratch) / f"theirs-{number}", tokens)
             if number:
                 rates[OURS].append(tokens / seconds)
                 rates[PEER].append(peer_tokens / peer_seconds)

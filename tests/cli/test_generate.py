@@ -62,7 +62,7 @@ def draw_texts(count: int, seed: int) -> np.ndarray:
 
 
 def rows(texts: np.ndarray, first: int) -> list[list[DocumentChunk]]:
-    """Rows with one segment each."""
+    """Rows with one chunk each."""
     return [
         [DocumentChunk(text.astype(np.int32), 0, first + number, 0, first + number)]
         for number, text in enumerate(texts)

@@ -35,8 +35,8 @@ TEXTS = ["One text.", 'Two "quoted", with comma.', "Drei: äöü\nand a second l
 
 
 def read(corpus: Any) -> Any:
-    tally = RecordCounts()
-    return [document.text for document in corpus.documents(tally)], tally
+    counts = RecordCounts()
+    return [document.text for document in corpus.documents(counts)], counts
 
 
 def write_kind(path: Any, kind: Any, texts: Any) -> None:
@@ -67,9 +67,9 @@ def test_every_kind_of_file_gives_its_texts(tmp_path: Path, kind: Any, compressi
     if compression:
         path = tmp_path / f"a.{kind}{compression}"
         path.write_bytes(packers[compression](plain.read_bytes()))
-    texts, tally = read(FileCorpus((str(path),)))
+    texts, counts = read(FileCorpus((str(path),)))
     assert texts == TEXTS
-    assert (tally.good, tally.bad) == (4, 0)
+    assert (counts.good, counts.bad) == (4, 0)
 
 
 def test_folders_globs_and_files_are_read_in_order_and_once(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_file_cut_into_shards_gives_the_same_texts(
     path = tmp_path_factory.mktemp("cut") / f"a.{kind}"
     write_kind(path, kind, texts)
     for one_per in ("paragraph", "line"):
-        whole, tally = read(FileCorpus((str(path),), one_per=one_per))
+        whole, counts = read(FileCorpus((str(path),), one_per=one_per))
         parts, other = read(FileCorpus((str(path),), one_per=one_per, shard_bytes=shard_bytes))
         assert parts == whole
-        assert other.bad == tally.bad
-        assert other.named == tally.named  # lines are counted from the top of the file
+        assert other.bad == counts.bad
+        assert other.named == counts.named  # lines are counted from the top of the file
 
 
 def test_a_parquet_file_is_cut_between_row_groups(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_bad_records_are_counted_and_named(tmp_path: Path) -> None:
         b'{"text": "half a pair \\ud800"}\n'
         b'{"text": "good too"}\n'
     )
-    texts, tally = read(FileCorpus((str(path),)))
+    texts, counts = read(FileCorpus((str(path),)))
     assert texts == ["good", "good too"]
-    assert tally.bad == 8
-    lines = [problem.removeprefix(f"{path} line ").split(":", 1) for problem in tally.named]
+    assert counts.bad == 8
+    lines = [problem.removeprefix(f"{path} line ").split(":", 1) for problem in counts.named]
     assert [int(line) for line, _ in lines] == [3, 4, 5, 6, 7, 8, 9, 10]
     reasons = [
         "not JSON",
@@ -167,17 +167,17 @@ def test_bad_records_are_counted_and_named(tmp_path: Path) -> None:
 
 def test_bad_rows_of_tables_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'text,id\n"two\nlines",1\nshort\n\xff,2\n,3\nlast,4\n')
-    texts, tally = read(FileCorpus((str(tmp_path / "a.csv"),)))
+    texts, counts = read(FileCorpus((str(tmp_path / "a.csv"),)))
     assert texts == ["two\nlines", "last"]
-    assert [problem.removeprefix(f"{tmp_path}/a.csv ") for problem in tally.named] == [
+    assert [problem.removeprefix(f"{tmp_path}/a.csv ") for problem in counts.named] == [
         "line 4: the row has 1 columns, the first row has 2: ['short']",
         "line 5: the text is not UTF-8",
         "line 6: the text is empty",
     ]
     parquet.write_table(pa.table({"body": ["a", "b", "c"]}), tmp_path / "a.parquet")
-    _, tally = read(FileCorpus((str(tmp_path / "a.parquet"),)))
-    assert tally.bad == 3
-    assert tally.named == [f"{tmp_path}/a.parquet row 1: there is no column 'text'; the columns are body"]
+    _, counts = read(FileCorpus((str(tmp_path / "a.parquet"),)))
+    assert counts.bad == 3
+    assert counts.named == [f"{tmp_path}/a.parquet row 1: there is no column 'text'; the columns are body"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
@@ -187,27 +187,27 @@ def test_a_truncated_file_raises_an_error_that_names_it(tmp_path: Path, name: An
     data = ("\n".join(lines) + "\n").encode()
     packed = gzip.compress(data) if name.endswith("gz") else zstd(data)
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    texts, tally = read(FileCorpus((str(tmp_path / name),)))
+    texts, counts = read(FileCorpus((str(tmp_path / name),)))
     assert 0 <= len(texts) < 4000
-    assert tally.bad >= 1
-    assert "damaged from here on" in tally.named[-1]
-    assert name in tally.named[-1]
+    assert counts.bad >= 1
+    assert "damaged from here on" in counts.named[-1]
+    assert name in counts.named[-1]
 
 
 def test_a_broken_parquet_file_raises_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no parquet at all")
-    texts, tally = read(FileCorpus((str(tmp_path / "a.parquet"),)))
-    assert (texts, tally.bad) == ([], 1)
-    assert "damaged" in tally.named[0]
+    texts, counts = read(FileCorpus((str(tmp_path / "a.parquet"),)))
+    assert (texts, counts.bad) == ([], 1)
+    assert "damaged" in counts.named[0]
 
 
 def test_too_many_bad_records_raise_and_few_do_not() -> None:
-    tally = RecordCounts(
+    counts = RecordCounts(
         good=98, bad=2, named=["a.jsonl line 3: the text is empty", "a.jsonl line 9: the text is empty"]
     )
-    tally.check(0.02, "a.jsonl")
+    counts.check(0.02, "a.jsonl")
     with pytest.raises(DataError, match=r"2 of 100 records cannot be used.*0\.01 allows: a\.jsonl line 3: the text"):
-        tally.check(0.01, "a.jsonl")
+        counts.check(0.01, "a.jsonl")
     with pytest.raises(DataError, match=r"a\.txt, b\.txt: there are no documents among 0 records"):
         RecordCounts().check(1.0, FileCorpus(("a.txt", "b.txt")).name_source())
 
@@ -282,12 +282,12 @@ def test_a_dataset_is_read_by_rows(tmp_path: Path) -> None:
 
     rows = {"text": [f"text {number}" for number in range(30)] + [""], "other": list(range(31))}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
-    texts, tally = read(DatasetCorpus(str(tmp_path / "saved")))
+    texts, counts = read(DatasetCorpus(str(tmp_path / "saved")))
     assert texts == rows["text"][:-1]
-    assert tally.named == [f"{tmp_path}/saved row 31: the text is empty"]
-    _, tally = read(DatasetCorpus(str(tmp_path / "saved"), column="txt"))
-    assert tally.bad == 31
-    assert "there is no column 'txt' (did you mean 'text'?)" in tally.named[0]
+    assert counts.named == [f"{tmp_path}/saved row 31: the text is empty"]
+    _, counts = read(DatasetCorpus(str(tmp_path / "saved"), column="txt"))
+    assert counts.bad == 31
+    assert "there is no column 'txt' (did you mean 'text'?)" in counts.named[0]
 
 
 def test_a_missing_dataset_raises(tmp_path: Path) -> None:
@@ -414,4 +414,4 @@ def test_packing_docstrings_fills_at_least_98_percent_of_the_slots(tmp_path: Pat
     assert 0 < held_out.lengths.sum() < 0.05 * train.lengths.sum()
     stream = PackedStream([StreamSource(train)], length, 2, seed=0)
     rows, _ = stream.take(Position(), 2500)
-    assert sum(len(piece.ids) + 2 for row in rows for piece in row) >= 0.98 * 2500 * length
+    assert sum(len(chunk.ids) + 2 for row in rows for chunk in row) >= 0.98 * 2500 * length

@@ -78,7 +78,7 @@ def test_uniform_numbers_are_uniform_along_counters_and_along_keys() -> None:
 
 
 def naive_best_fit(lengths: Any, capacity: Any) -> Any:
-    """How full each row gets if all rows are searched for every segment."""
+    """How full each row gets if all rows are searched for every chunk."""
     rooms: list[int] = []
     for size in sorted(lengths, reverse=True):
         fitting = [number for number, room in enumerate(rooms) if room >= size]
@@ -108,7 +108,7 @@ def test_packing_a_length_beyond_the_row_raises(wrong: Any) -> None:
 
 def names(rows: Any) -> Any:
     return [
-        [(piece.source, piece.epoch, piece.index, piece.stream_index, piece.ids.tolist()) for piece in row]
+        [(chunk.source, chunk.epoch, chunk.index, chunk.stream_index, chunk.ids.tolist()) for chunk in row]
         for row in rows
     ]
 
@@ -132,44 +132,44 @@ def test_one_large_take_equals_several_small_ones(
 
 
 def take_epochs(stream: Any, epochs: Any) -> Any:
-    """All segments of these epochs of a stream with one source."""
-    pieces: list[DocumentChunk] = []
+    """All chunks of these epochs of a stream with one source."""
+    chunks: list[DocumentChunk] = []
     position = Position()
     wanted = epochs * stream.sources[0].count
-    while sum(piece.epoch < epochs for piece in pieces) < wanted:
+    while sum(chunk.epoch < epochs for chunk in chunks) < wanted:
         rows, position = stream.take(position, 5)
-        assert all(sum(len(piece.ids) + stream.overhead for piece in row) <= stream.length for row in rows)
-        pieces.extend(piece for row in rows for piece in row)
-    return [piece for piece in pieces if piece.epoch < epochs]
+        assert all(sum(len(chunk.ids) + stream.overhead for chunk in row) <= stream.length for row in rows)
+        chunks.extend(chunk for row in rows for chunk in row)
+    return [chunk for chunk in chunks if chunk.epoch < epochs]
 
 
 @given(lengths_of_texts, st.integers(4, 24), st.integers(0, 3), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_each_epoch_contains_every_token_once_in_segments_of_one_document(
+def test_each_epoch_contains_every_token_once_in_chunks_of_one_document(
     lengths: Any, length: Any, overhead: Any, seed: Any
 ) -> None:
     stream = PackedStream([StreamSource(Texts(lengths))], length, overhead, seed, pool_rows=3)
-    pieces = take_epochs(stream, 2)
+    chunks = take_epochs(stream, 2)
     expected = [token for index in range(len(lengths)) for token in Texts(lengths)[index].tolist()]
     for epoch in range(2):
-        own = sorted((piece.index, piece.ids.tolist()) for piece in pieces if piece.epoch == epoch)
-        # pieces are numbered along the documents: laid end to end they are the documents again
+        own = sorted((chunk.index, chunk.ids.tolist()) for chunk in chunks if chunk.epoch == epoch)
+        # chunks are numbered along the documents: laid end to end they are the documents again
         assert [token for _, ids in own for token in ids] == expected
-    for piece in pieces:
-        assert len(set(piece.ids // 1_000_000)) == 1
-        assert np.array_equal(np.diff(piece.ids), np.ones(len(piece.ids) - 1))
+    for chunk in chunks:
+        assert len(set(chunk.ids // 1_000_000)) == 1
+        assert np.array_equal(np.diff(chunk.ids), np.ones(len(chunk.ids) - 1))
 
 
-def test_segments_are_numbered_along_the_stream_without_gaps() -> None:
+def test_chunks_are_numbered_along_the_stream_without_gaps() -> None:
     stream = PackedStream([StreamSource(Texts([5, 30, 2])), StreamSource(Texts([7] * 4), 2.0)], 16, 2, 0, pool_rows=3)
     rows, _ = stream.take(Position(), 40)
-    assert [piece.stream_index for row in rows for piece in row] == list(range(sum(map(len, rows))))
+    assert [chunk.stream_index for row in rows for chunk in row] == list(range(sum(map(len, rows))))
 
 
 def test_epochs_phases_and_seeds_have_different_orders() -> None:
     def order(seed: Any, phase: Any, epoch: Any = 0) -> Any:
         stream = PackedStream([StreamSource(Texts([9] * 50))], 12, 2, seed, phase, pool_rows=4)
-        return [piece.index for piece in take_epochs(stream, epoch + 1) if piece.epoch == epoch]
+        return [chunk.index for chunk in take_epochs(stream, epoch + 1) if chunk.epoch == epoch]
 
     orders = [order(0, 0), order(1, 0), order(0, 1), order(0, 0, epoch=1)]
     assert all(sorted(order) == list(range(50)) for order in orders)
@@ -188,24 +188,24 @@ def test_sources_get_tokens_in_proportion_to_their_weights(mixture: Any) -> None
         rows += more
     tokens = np.zeros(len(sources))
     for row in rows:
-        for piece in row:
-            tokens[piece.source] += len(piece.ids)
+        for chunk in row:
+            tokens[chunk.source] += len(chunk.ids)
     wanted = np.array([weight for weight, _ in mixture]) / sum(weight for weight, _ in mixture)
-    # a piece more or less of each source, and the rows of a pool that are not taken
+    # a chunk more or less of each source, and the rows of a pool that are not taken
     assert np.abs(tokens / tokens.sum() - wanted).max() < 0.03
 
 
 def test_only_documents_with_min_tokens_are_drawn() -> None:
     stream = PackedStream([StreamSource(Texts([3, 20, 8, 40]), min_tokens=10)], 12, 2, 0, pool_rows=4)
     rows, _ = stream.take(Position(), 30)
-    assert {int(piece.ids[0]) // 1_000_000 for row in rows for piece in row} == {1, 3}
+    assert {int(chunk.ids[0]) // 1_000_000 for row in rows for chunk in row} == {1, 3}
 
 
-def test_rows_of_every_batch_mix_short_and_long_segments() -> None:
+def test_rows_of_every_batch_mix_short_and_long_chunks() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, size=4000)
     rows, _ = PackedStream([StreamSource(Texts(lengths))], 64, 2, 0, pool_rows=512).take(Position(), 480)
     parts = [rows[start : start + 60] for start in range(0, 480, 60)]
-    means = [np.mean([len(piece.ids) for row in part for piece in row]) for part in parts]
+    means = [np.mean([len(chunk.ids) for row in part for chunk in row]) for part in parts]
     assert max(means) < 1.3 * min(means)
 
 

@@ -39,7 +39,7 @@ every_masking = pytest.mark.parametrize("name", ["tokens", "words", "spans", "sp
 
 
 def make_rows(lengths: Any, seed: Any = 0, low: Any = 0) -> Any:
-    """Rows with one segment of random ids each, including special tokens unless `low` excludes them."""
+    """Rows with one chunk of random ids each, including special tokens unless `low` excludes them."""
     generator = np.random.default_rng(seed)
     return [
         [DocumentChunk(generator.integers(low, SIZE, length).astype(np.int32), 0, index, 1, index)]
@@ -52,7 +52,7 @@ def tensors(batch: Any) -> Any:
 
 
 def without_ends(values: Any, lengths: Any, overhead: Any = 2) -> Any:
-    """The flat values of the segments, without special tokens around them."""
+    """The flat values of the chunks, without special tokens around them."""
     parts = values.split([length + overhead for length in lengths])
     return torch.cat([part[1:-1] for part in parts])
 
@@ -76,7 +76,7 @@ def test_a_batch_does_not_depend_on_how_it_is_split(objective: Any, lengths: Any
 
 
 @every_objective
-def test_a_batch_is_a_function_of_seed_epoch_source_and_segment(objective: Any) -> None:
+def test_a_batch_is_a_function_of_seed_epoch_source_and_chunk(objective: Any) -> None:
     ids = np.arange(5, 45, dtype=np.int32)
 
     def noise(seed: Any = 0, epoch: Any = 0, source: Any = 0, index: Any = 0) -> Any:
@@ -125,13 +125,13 @@ def test_special_tokens_are_never_masked_and_labels_are_the_original_ids(
 @every_masking
 @pytest.mark.parametrize("rate", [0.15, 0.5, 0.9])
 def test_every_token_is_masked_at_the_rate(name: Any, rate: Any) -> None:
-    """Also at both ends of a segment, where a span could be cut off."""
+    """Also at both ends of a chunk, where a span could be cut off."""
     shape: Any = OBJECTIVES[name]
     objective = MaskedLanguageModeling(VOCABULARY, rate, whole_word=shape.whole_word, spans=shape.spans)
     count, length = 4000, 12
     batch = objective.batch(make_rows([length] * count, low=5), 1)
     chosen = (without_ends(batch.labels, [length] * count) != -100).view(count, length).double().mean(0)
-    # pieces are independent: each place is a binomial over all of them
+    # chunks are independent: each place is a binomial over all of them
     deviation = (rate * (1 - rate) / count) ** 0.5
     assert (chosen - rate).abs().max() < 4.5 * deviation
     assert batch.counts["masked_lm"] == int((batch.labels != -100).sum())
@@ -194,7 +194,7 @@ def test_masked_spans_have_spanberts_lengths() -> None:
     shares = np.bincount(np.minimum(runs, 11), minlength=12)[1:] / len(runs)
     expected = np.array([0.2 * 0.8**k for k in range(9)] + [0.8**9, 0.0])
     assert len(runs) > 1000
-    # 3 % of the spans meet another or the end of a piece
+    # 3 % of the spans meet another or the end of a chunk
     assert np.abs(shares - expected).max() < 0.03
 
 
@@ -297,7 +297,7 @@ def test_texts_are_split_after_a_sentence_or_else_before_a_word() -> None:
 # ---------------------------------------------------------------------- masked diffusion
 
 
-def test_diffusion_times_are_stratified_over_consecutive_segments() -> None:
+def test_diffusion_times_are_stratified_over_consecutive_chunks() -> None:
     rows = make_rows([1] * 1000, low=5)
     times = MaskedDiffusion(VOCABULARY, 1e-3).batch(rows, 0).timesteps.numpy()
     assert times.min() >= 1e-3
@@ -427,8 +427,8 @@ def test_a_tokenizer_without_a_mask_token_raises() -> None:
         Vocabulary.from_tokenizer(tokenizer)
 
 
-def test_segments_of_a_packed_row_do_not_see_each_other() -> None:
-    """In a packed row, each segment gets the result it would get alone."""
+def test_chunks_of_a_packed_row_do_not_see_each_other() -> None:
+    """In a packed row, each chunk gets the result it would get alone."""
     model = BertBlocksModel(tiny_config()).eval()
     batch = OBJECTIVES["tokens"].batch(make_rows([9, 20, 5]), 0)
     packed = model(batch.input_ids, cu_seqlens=batch.cu_seqlens).last_hidden_state.view(-1, 32)

@@ -182,8 +182,8 @@ def test_trimming_equals_strip(text: Any, start: Any, end: Any) -> None:
 def test_special_tokens_equal_the_tokenizers_own(tokenizer: Any, pair: Any) -> None:
     texts = ("plain words", "two 北京") if pair else ("plain words",)
     ours = TextTokenizer(tokenizer)
-    pieces = [tokens.ids for tokens in ours.tokenize(texts)]
-    encoded = ours.add_special_tokens(*pieces)
+    ids = [tokens.ids for tokens in ours.tokenize(texts)]
+    encoded = ours.add_special_tokens(*ids)
     theirs = tokenizer(*texts, return_token_type_ids=True)
     assert encoded.ids == theirs["input_ids"]
     assert (
@@ -192,8 +192,8 @@ def test_special_tokens_equal_the_tokenizers_own(tokenizer: Any, pair: Any) -> N
             : len(encoded.ids)
         ]
     )
-    assert encoded.ids[encoded.start : encoded.start + len(pieces[-1])] == pieces[-1]
-    assert ours.num_special(pair) == len(encoded.ids) - sum(map(len, pieces))
+    assert encoded.ids[encoded.start : encoded.start + len(ids[-1])] == ids[-1]
+    assert ours.num_special(pair) == len(encoded.ids) - sum(map(len, ids))
 
 
 def test_a_slow_tokenizer_adds_special_tokens_but_has_no_offsets(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from tests.training.helpers import VOCABULARY, make_model, make_recipe, make_tas
 def pad(batch: Any) -> dict[str, torch.Tensor]:
     """A flat batch in the form that transformers expects."""
     bounds = batch.cu_seqlens.tolist()
-    pieces = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    slices = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def padded(values: Any, fill: Any) -> Any:
-        return torch.nn.utils.rnn.pad_sequence([values[piece] for piece in pieces], True, fill)
+        return torch.nn.utils.rnn.pad_sequence([values[part] for part in slices], True, fill)
 
     mask = padded(torch.ones_like(batch.input_ids), 0)
     return {"input_ids": padded(batch.input_ids, 0), "attention_mask": mask, "labels": padded(batch.labels, -100)}
@@ -170,7 +170,7 @@ def test_phases_change_theta_length_and_mixture(tmp_path: Path) -> None:
     assert torch.equal(again.model.eval()(ids).logits, trainer.model(ids).logits)
     rows, position = trainer.task.next_items(3, {"phase": 0, "pool": 7, "row": 7})
     assert (len(rows), position["phase"]) == (8, 1)
-    assert max(len(piece.ids) for row in rows for piece in row) <= 14
+    assert max(len(chunk.ids) for row in rows for chunk in row) <= 14
 
 
 def test_ngpt_weights_stay_on_the_sphere(tmp_path: Path) -> None:

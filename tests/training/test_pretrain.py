@@ -351,10 +351,10 @@ def test_held_out_metrics_equal_a_padded_loop() -> None:
 
 def test_pseudo_perplexity_equals_brute_force() -> None:
     model, held_out = make_model().eval(), HeldOutEvaluator([Documents(3)], make_vocabulary(), 32, 600)
-    pieces = iter(held_out.chunks)
+    chunks = iter(held_out.chunks)
     losses: list[Any] = []
     while len(losses) < 40:
-        ids = torch.tensor([1, *next(pieces).ids.tolist(), 2])
+        ids = torch.tensor([1, *next(chunks).ids.tolist(), 2])
         for place in range(1, len(ids) - 1):
             hidden = ids.clone()
             hidden[place] = 3

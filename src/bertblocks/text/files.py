@@ -146,7 +146,7 @@ def peek(file: io.BufferedReader, size: int = SAMPLE_BYTES) -> bytes:
 
 
 class _Transcoder(io.RawIOBase):
-    """Another encoding as UTF-8, in pieces."""
+    """Another encoding as UTF-8, in chunks."""
 
     def __init__(self, file: io.BufferedReader, encoding: str) -> None:
         self._file = file
