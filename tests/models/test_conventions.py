@@ -48,6 +48,22 @@ def test_the_default_backend_is_reported_as_sdpa_and_survives_saving(tmp_path: P
     assert AutoModel.from_pretrained(tmp_path).config.attention_backend == "auto"
 
 
+def test_an_unknown_implementation_raises_in_transformers_words_and_changes_nothing() -> None:
+    models = BertModel(BertConfig(num_hidden_layers=1)), BertBlocksModel(tiny_config())
+    for model in models:
+        with pytest.raises(ValueError, match=r'^Specified `attn_implementation="foo"` is not supported'):
+            model.set_attn_implementation("foo")
+    assert models[1].config.attention_backend == "auto"
+
+
+def test_transformers_option_decides_where_the_backend_is_left_open() -> None:
+    values = tiny_config().to_dict()
+    assert values["attention_backend"] == "auto"
+    assert BertBlocksConfig(**values, attn_implementation="eager").attention_backend == "eager"
+    with pytest.raises(ConfigError, match="both are given"):
+        BertBlocksConfig(**{**values, "attention_backend": "sdpa"}, attn_implementation="eager")
+
+
 # ---------------------------------------------------------------------- poolers
 
 
@@ -64,7 +80,14 @@ def test_add_pooling_layer_works_as_in_transformers(tmp_path: Path, add_pooling_
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("return_loss", True), ("gradient_checkpointing", True), ("first_k_dense_replace", 2)]
+    ("key", "value"),
+    [
+        ("return_loss", True),
+        ("gradient_checkpointing", True),
+        ("first_k_dense_replace", 2),
+        ("rms_norm_eps", 1.0),
+        ("num_dense_layers", 1),
+    ],
 )
 def test_tools_may_set_extra_attributes_on_a_config(key: Any, value: Any, tmp_path: Path) -> None:
     model = BertBlocksForSequenceClassification(tiny_config())
@@ -81,6 +104,13 @@ def test_unknown_keys_from_users_still_raise() -> None:
         config.norm_fnn = "rms"
     with pytest.raises(ConfigError, match="'return_loss'"):
         BertBlocksConfig(return_loss=True)
+
+
+def test_a_state_dict_without_a_checkpoint_may_be_incomplete() -> None:
+    """transformers initializes the rest, as `_init_weights` says."""
+    model, info = BertBlocksModel.from_pretrained(None, config=tiny_config(), state_dict={}, output_loading_info=True)
+    assert info["missing_keys"] == set(model.state_dict())
+    assert model(torch.tensor([[5, 6]])).last_hidden_state.isfinite().all()
 
 
 # ---------------------------------------------------------------------- PEFT

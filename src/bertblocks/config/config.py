@@ -278,6 +278,8 @@ class BertBlocksConfig(PreTrainedConfig):
     def __init__(self, **options: Any) -> None:
         for key, value in options.items():
             check_volume(key, value)
+        if options.get("attention_backend") == "auto" and "attn_implementation" in options:
+            del options["attention_backend"]  # it leaves the choice open, and transformers' option makes it
         options = canonical(options)
         options.pop("transformers_version", None)  # every save writes the current one
         model_type = options.pop("model_type", self.model_type)
@@ -426,7 +428,7 @@ class BertBlocksConfig(PreTrainedConfig):
         check_volume(key, value)
         is_built = self.__dict__.get("_is_built")
         # tools annotate configs, and annotations are not saved; only what looks like a misspelled key is an error
-        if not hasattr(type(self), key) and (not is_built or nearest(key, own_keys(type(self)), cutoff=0.8)):
+        if not hasattr(type(self), key) and (not is_built or nearest(key, own_keys(type(self)), cutoff=0.88)):
             _check_key(key, value)
         if key == "num_labels":
             check_labels({key: value})

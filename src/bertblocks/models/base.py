@@ -81,9 +81,12 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         self.config._attn_implementation = attn_implementation
         try:
             self.config.validate()
-        except ConfigError:
+        except ConfigError as error:
             self.config.attention_backend = before
-            raise
+            # transformers' words, which its tools look for
+            raise ValueError(
+                f'Specified `attn_implementation="{attn_implementation}"` is not supported: {error}'
+            ) from error
         return self.config._attn_implementation
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> nn.Embedding:
@@ -107,20 +110,26 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             raise ValueError("use_safetensors is False; BertBlocks reads only safetensors, never pickles.")
         options["use_safetensors"] = True
         want_info = options.pop("output_loading_info", False)
+        may_resize = options.pop("ignore_mismatched_sizes", False)
         try:
             loaded: Any = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **options
+                pretrained_model_name_or_path,
+                *args,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
             )
         except SafetensorError as error:
             raise OSError(f"{pretrained_model_name_or_path}: the safetensors file is damaged ({error}).") from error
-        except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise OSError(
-                f"{pretrained_model_name_or_path}: the weights do not have the shapes that the config asks for."
-            ) from error
         model, info = loaded
-        _check_complete(model, info, pretrained_model_name_or_path)
+        if info["mismatched_keys"] and not may_resize:
+            name, found, wanted = min(info["mismatched_keys"])
+            raise RuntimeError(
+                f"{pretrained_model_name_or_path}: {name} has shape {list(found)}; its config asks for {list(wanted)}. "
+                "ignore_mismatched_sizes=True initializes such weights instead."
+            )
+        if pretrained_model_name_or_path is not None:  # otherwise the caller gives a state dict and gets a report
+            _check_complete(model, info, pretrained_model_name_or_path)
         if model.config.quantization is not None:
             model.requires_grad_(False)  # loading creates new parameters
         return (model, info) if want_info else model
