@@ -148,7 +148,7 @@ def test_every_implied_key_gets_a_value() -> None:
     """Every key whose type excludes None has a value in a built config."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
     optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
-    optional |= {"mlm_head_size", "quantization"}
+    optional |= {"mlm_head_size", "quantization", "disentangled_num_buckets"}
     for config in (BertBlocksConfig(), BertBlocksConfig(ngpt=True)):
         assert {key for key in KEYS if getattr(config, key) is None} <= optional
 

@@ -19,7 +19,7 @@ def configs(draw: Any) -> Any:
         "mlp_type": draw(st.sampled_from(["mlp", "glu"])),
         "hidden_act": draw(st.sampled_from(["gelu", "silu", "relu", "tanh"])),
         "embd_pos_enc_kind": draw(st.sampled_from(["learned", "sinusoidal", "none"])),
-        "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "t5", "none"])),
+        "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "t5", "disentangled", "none"])),
         "num_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "qk_norm": draw(st.booleans()),
         "parallel_block": draw(st.booleans()),
@@ -32,6 +32,10 @@ def configs(draw: Any) -> Any:
     if options["local_attention"]:
         options["global_attention_every_n_layers"] = draw(st.sampled_from([None, 1, 2]))
         options["num_global_tokens"] = draw(st.sampled_from([0, 1, 3]))
+    if options["block_pos_enc_kind"] == "disentangled":
+        options["disentangled_num_buckets"] = draw(st.sampled_from([None, 6]))
+        options["disentangled_max_distance"] = draw(st.sampled_from([5, 20]))
+        options["disentangled_share_projections"] = draw(st.booleans())
     if options["block_pos_enc_kind"] == "rope":
         options["rope_interleaved"] = draw(st.booleans())
     if options["block_pos_enc_kind"] == "rope" and draw(st.booleans()):
@@ -74,7 +78,7 @@ def test_a_token_depends_on_its_own_sequence_only(config: Any, lengths: Any, sid
 @given(
     st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4),
     st.sampled_from(["eager", "sdpa"]),
-    st.sampled_from(["rope", "alibi", "t5", "none"]),
+    st.sampled_from(["rope", "alibi", "t5", "disentangled", "none"]),
     st.integers(0, 1000),
 )
 def test_tokens_masked_inside_a_sequence_do_not_affect_others(

@@ -30,6 +30,14 @@ POSITIONS: list[dict[str, Any]] = [
     {"block_pos_enc_kind": "none"},
     {"block_pos_enc_kind": "alibi", "embd_pos_enc_kind": "none"},
     {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none", "relative_attention_num_buckets": 8},
+    {"block_pos_enc_kind": "disentangled", "embd_pos_enc_kind": "none", "disentangled_max_distance": 10},
+    {
+        "block_pos_enc_kind": "disentangled",
+        "disentangled_num_buckets": 8,
+        "disentangled_max_distance": 20,
+        "disentangled_norm": True,
+        "disentangled_share_projections": True,
+    },
     {"block_pos_enc_kind": "rope", "embd_pos_enc_kind": "sinusoidal", "local_rope_theta": 100.0},
     {"block_pos_enc_kind": "rope", "rope_interleaved": True, "partial_rotary_factor": 0.5},
 ]
@@ -47,8 +55,18 @@ OTHERS = [
         "layer_overrides": {1: {"num_kv_heads": 1, "mlp_type": "glu"}, 2: {"local_attention_window_size": 4}},
     },
 ]
+DISENTANGLED = [
+    {"block_pos_enc_kind": "disentangled", "disentangled_scores": ["c2p"], "attention_key_bias": False},
+    {"block_pos_enc_kind": "disentangled", "disentangled_scores": ["p2c"], "attention_key_bias": False},
+    {
+        "block_pos_enc_kind": "none",
+        "layer_overrides": {1: {"block_pos_enc_kind": "disentangled"}, 2: {"block_pos_enc_kind": "rope"}},
+    },
+]
+CONVOLUTIONS = [{"input_conv_size": 3}, {"input_conv_size": 7, "input_conv_groups": 4, "num_hidden_layers": 1}]
 FACTORISED = [
     {"embedding_size": 8},
+    {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
     {"embedding_size": 48, "norm_fn": "group", "norm_pos": "pre", "embd_pos_enc_kind": "sinusoidal"},
     {"embedding_size": 32, "embedding_projection": True},
     {"embedding_size": 8, "ngpt": True},
@@ -67,7 +85,7 @@ SHARED = [
     {"num_hidden_groups": 1, "ngpt": True},
 ]
 #: test_invariance combines norms and attention on random configs; all combinations would be thousands.
-CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *FACTORISED, *SHARED]
+CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *FACTORISED, *SHARED]
 
 
 def label(choice: dict) -> str:

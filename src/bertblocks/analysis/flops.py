@@ -14,6 +14,7 @@ from torch import nn
 from bertblocks.analysis.parameters import part_of
 from bertblocks.models import BertBlocksForSequenceClassification, BertBlocksModel, BertBlocksPreTrainedModel
 from bertblocks.nn.attention import Attention
+from bertblocks.nn.disentangled import DisentangledPosition
 
 EMBEDDING, PROJECTIONS, SCORES = "embedding projection", "attention projections", "attention over keys"
 FEED_FORWARD, HEAD = "feed-forward", "head"
@@ -36,7 +37,12 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
     for name, module in model.named_modules():
         path = name.removeprefix("model.").split(".")
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Conv1d):
+            per_token = module.in_channels * module.out_channels * module.kernel_size[0] // module.groups
+            counts[FEED_FORWARD] += 2 * length * per_token
+        elif path[-2:-1] == ["position"] and path[0] == "encoder":
+            continue  # projections of distances, not of tokens: they count with their attention
+        elif isinstance(module, nn.Linear):
             part = part_of(name)
             num_tokens = times * length
             if part == HEAD:
@@ -48,8 +54,22 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
         elif isinstance(module, Attention):
             pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
             # one product for the scores and one for the values
-            counts[SCORES] += times * 2 * 2 * pairs * module.num_heads * module.head_dim
+            products = 2
+            if isinstance(module.position, DisentangledPosition):
+                products += len(module.position.scores)
+                counts[PROJECTIONS] += times * _distance_flops(module, module.position, length)
+            counts[SCORES] += times * 2 * products * pairs * module.num_heads * module.head_dim
     return {**counts, "total": sum(counts.values())}
+
+
+def _distance_flops(attention: Attention, position: DisentangledPosition, length: int) -> int:
+    """Counts the projection of the vectors of all distances within reach to keys and queries."""
+    reach, window = length - 1, attention.pattern.half_window
+    if window is not None and not attention.pattern.num_global_tokens:
+        reach = min(reach, window)
+    matrices = [layer for layer in (position.key, position.query) if layer is not None] or [attention.qkv]
+    num_vectors = position.embedding.rows(reach)[1]
+    return sum(2 * num_vectors * matrix.in_features * matrix.out_features for matrix in matrices)
 
 
 def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:

@@ -46,5 +46,7 @@ def part_of(name: str) -> str:
         return "token embedding" if path[1] in ("token", "projection") else "position and type embedding"
     if path[1] == "position":
         return "attention"  # a position table that all layers share
+    if path[1] == "convolution":
+        return "feed-forward"
     # encoder.layers.<index>.<part of the block>
     return "attention" if path[3].startswith("attention") else "feed-forward"

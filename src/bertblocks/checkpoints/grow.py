@@ -44,9 +44,19 @@ SAME_KEYS = (
     "ngpt_logit_scale",
     "embedding_norm",
     "embedding_projection",
+    "embedding_projection_bias",
+    "embedding_norm_after_projection",
     "final_norm",
     "norm_bias",
+    "disentangled_scores",
+    "disentangled_num_buckets",
+    "disentangled_norm",
+    "disentangled_share_projections",
+    "input_conv_size",
+    "input_conv_groups",
+    "input_conv_act",
     "attention_qkv_bias",
+    "attention_key_bias",
     "attention_out_bias",
     "mlp_in_bias",
     "mlp_out_bias",
@@ -72,10 +82,18 @@ SIZE_KEYS = (
 AXES: dict[str, str] = {
     r"embedding\.(token|token_type)\.weight": "same embedding",
     r"embedding\.position\.table\.weight": "positions embedding",
-    r"embedding\.norm\.(weight|bias)": "embedding",
+    r"embedding\.norm\.(weight|bias)": "normed",
     r"embedding\.projection\.weight": "hidden <embedding",
     r"embedding\.projection\.bias": "hidden",
     r"position\.table": "same heads",
+    r"encoder\.position\.table\.weight": "distances hidden",
+    r"attention\.position\.query\.weight": "queries <hidden",
+    r"attention\.position\.key\.weight": "keys <hidden",
+    r"attention\.(position\.query\.bias|query_bias)": "queries",
+    r"attention\.(position\.key\.bias|value_bias)": "keys",
+    r"convolution\.conv\.weight": "hidden <channels same",
+    r"convolution\.conv\.bias": "hidden",
+    r"(encoder\.position|convolution)\.norm\.(weight|bias)": "hidden",
     r"attention\.qkv\.weight": "qkv <hidden",
     r"attention\.qkv\.bias": "qkv",
     r"attention\.out\.weight": "hidden <queries",
@@ -153,8 +171,9 @@ def tile(weight: Tensor, axes: list[str], old: BertBlocksConfig, new: BertBlocks
         index = unit_map(axis.lstrip("<"), old, new)
         tiled = tiled.index_select(dimension, index)
         if axis.startswith("<"):
-            tiled = tiled / torch.bincount(index)[index]  # the input is the last dimension
-    if axes[-1].startswith("<") and tiled.shape != weight.shape:
+            copies = torch.bincount(index)[index]
+            tiled = tiled / copies.view(-1, *(1,) * (tiled.dim() - dimension - 1))
+    if any(axis.startswith("<") for axis in axes) and tiled.shape != weight.shape:
         tiled = tiled + noise * tiled.std() * torch.randn_like(tiled)
     return tiled
 
@@ -211,18 +230,33 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
         first = old.position_offset  # rows before it are for padding
         rows = _tile(old.max_position_embeddings - first, new.max_position_embeddings - first)
         return torch.cat([torch.arange(first), rows + first])
+    if axis == "distances":
+        if old.disentangled_max_distance != new.disentangled_max_distance:
+            raise ValueError(
+                f"disentangled_max_distance is {new.disentangled_max_distance} in the larger model and "
+                f"{old.disentangled_max_distance} in the smaller: they must be equal."
+            )
+        return torch.arange(2 * (old.disentangled_num_buckets or old.disentangled_max_distance))
+    if axis == "channels":
+        if old.input_conv_groups > 1 and old.hidden_size != new.hidden_size:
+            raise ValueError(f"input_conv_groups is {old.input_conv_groups}; only a convolution with 1 group can grow.")
+        return _tile(old.hidden_size // old.input_conv_groups, new.hidden_size // new.input_conv_groups)
+    if axis == "normed":
+        axis = "hidden" if old.embedding_norm_after_projection else "embedding"
     if axis == "head":
         return _tile(old.mlm_head_size or old.hidden_size, new.mlm_head_size or new.hidden_size)
     if axis == "up":
         parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[old.mlp_type], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)
         return torch.cat([inner + part * old.intermediate_size for part in range(parts)])
-    if axis in ("queries", "qkv"):
+    if axis in ("queries", "keys", "qkv"):
         queries = _tile_heads(old.num_attention_heads, new.num_attention_heads, old.head_dim)
         keys = _tile_heads(old.num_kv_heads, new.num_kv_heads, old.head_dim)
+        if axis != "qkv":
+            return queries if axis == "queries" else keys
         first_key = old.num_attention_heads * old.head_dim
         first_value = first_key + old.num_kv_heads * old.head_dim
-        return queries if axis == "queries" else torch.cat([queries, keys + first_key, keys + first_value])
+        return torch.cat([queries, keys + first_key, keys + first_value])
     key = SIZE_OF[axis]
     return _tile(getattr(old, key), getattr(new, key))
 

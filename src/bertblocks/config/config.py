@@ -31,6 +31,7 @@ from bertblocks.config.validation import (
 )
 from bertblocks.core.messages import short_repr
 from bertblocks.core.registry import nearest
+from bertblocks.nn.disentangled import DISENTANGLED_SCORES
 
 #: The default of keys whose value follows from other keys.
 IMPLIED: Any = None
@@ -117,6 +118,10 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_norm: bool = IMPLIED
     #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.
     embedding_projection: bool = IMPLIED
+    #: Whether this projection has a bias.
+    embedding_projection_bias: bool = True
+    #: Whether the norm of the embeddings follows the projection, as in DeBERTa, instead of preceding it.
+    embedding_norm_after_projection: bool = False
     #: Whether a norm follows the last layer. Implied: true if norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
     #: Whether the first layer has a norm before attention. ModernBERT has none: its embeddings are already normalised.
@@ -137,7 +142,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- positions
     #: Positions added to the embeddings: learned, sinusoidal, none, or a name registered with `register_position`.
     embd_pos_enc_kind: str = "learned"
-    #: Positions inside attention: rope, alibi, t5, none, or a name registered with `register_position`.
+    #: Positions inside attention: rope, alibi, t5, disentangled, none, or a name registered with `register_position`.
     block_pos_enc_kind: str = "none"
     #: First learned position: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
     position_offset: int = 0
@@ -162,9 +167,24 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Whether all layers share one table of biases, as in T5 and MPNet.
     relative_attention_shared: bool = True
 
+    #: The scores between content and position for block_pos_enc_kind "disentangled" (DeBERTa): c2p lets queries meet
+    #: positions, and p2c lets positions meet keys. Implied: both.
+    disentangled_scores: list[str] = IMPLIED
+    #: Distance from which on all distances share a vector. Implied: max_position_embeddings.
+    disentangled_max_distance: int = IMPLIED
+    #: Number of buckets on each side, as in DeBERTa v2 and v3: distances from half of it on are grouped logarithmically
+    #: up to disentangled_max_distance. None gives every distance its own vector, as in DeBERTa v1.
+    disentangled_num_buckets: int | None = None
+    #: Whether the vectors of distances are normalised, as in DeBERTa v2 and v3.
+    disentangled_norm: bool = False
+    #: Whether layers project the vectors of distances with the matrices of their tokens, as in DeBERTa v2 and v3.
+    disentangled_share_projections: bool = False
+
     # ---- attention
     #: Whether the projection to queries, keys and values has a bias.
     attention_qkv_bias: bool = True
+    #: Whether keys have a bias too. DeBERTa v1 has none. Implied: attention_qkv_bias.
+    attention_key_bias: bool = IMPLIED
     #: Whether the output projection has a bias.
     attention_out_bias: bool = True
     #: Whether a learned RMSNorm is applied to each head's queries and keys.
@@ -181,6 +201,15 @@ class BertBlocksConfig(PreTrainedConfig):
     layer_types: list[str] = IMPLIED
     #: Keys that differ in single layers: {3: {"hidden_act": "silu"}}.
     layer_overrides: dict[int, dict[str, Any]] | None = None
+
+    # ---- convolution
+    #: Kernel size of a convolution over the embeddings that is added to the output of the first layer, followed by a
+    #: norm, as in DeBERTa v2. 0 for none.
+    input_conv_size: int = 0
+    #: Number of channel groups of this convolution.
+    input_conv_groups: int = 1
+    #: Activation of this convolution.
+    input_conv_act: str = "tanh"
 
     # ---- nGPT
     #: Whether hidden states stay on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
@@ -375,6 +404,9 @@ class BertBlocksConfig(PreTrainedConfig):
             "tie_word_embeddings": not self.ngpt,
             "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),
             "local_rope_theta": self.rope_theta,
+            "disentangled_scores": list(DISENTANGLED_SCORES),
+            "disentangled_max_distance": self.max_position_embeddings,
+            "attention_key_bias": self.attention_qkv_bias,
             "num_kv_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
             "layer_types": ["local" if local else "global" for local in is_local],

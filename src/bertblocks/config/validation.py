@@ -17,6 +17,7 @@ from bertblocks.core.registry import nearest
 from bertblocks.nn.activation import activation_names
 from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.block import NORM_POSITIONS
+from bertblocks.nn.disentangled import DISENTANGLED_SCORES
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.norm import NORMS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS, FREQUENCY_DTYPES
@@ -30,6 +31,7 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "mlp_type": MLPS.names,
     "hidden_act": activation_names,
     "mlm_head_act": activation_names,
+    "input_conv_act": activation_names,
     "classifier_head_act": activation_names,
     "embd_pos_enc_kind": lambda: [*EMBEDDING_POSITIONS.names(), "none"],
     "block_pos_enc_kind": lambda: [*BLOCK_POSITIONS.names(), "none"],
@@ -63,6 +65,10 @@ SIZES: dict[str, tuple[int | None, int]] = {
     "local_attention_window_size": (None, 2**24),
     "relative_attention_num_buckets": (None, 2**20),
     "relative_attention_max_distance": (None, 2**24),
+    "disentangled_max_distance": (1, 2**24),
+    "disentangled_num_buckets": (2, 2**20),
+    "input_conv_size": (0, 2**12),
+    "input_conv_groups": (1, 2**20),
     "mlm_head_size": (None, 2**20),
     "num_labels": (1, 1_000_000),
 }
@@ -111,6 +117,7 @@ LAYER_KEYS = {
     "head_dim",
     "qk_norm",
     "attention_qkv_bias",
+    "attention_key_bias",
     "attention_out_bias",
     "block_pos_enc_kind",
     "rope_theta",
@@ -304,6 +311,7 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "rope_frequency_dtype", no_rope, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
     yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it requires mask_token_id"
     yield from _relative_combinations(c)
+    yield from _disentangled_combinations(c, kinds)
     no_table = c.position_offset and c.embd_pos_enc_kind != "learned"
     yield "position_offset", no_table, f"it requires embd_pos_enc_kind 'learned', not {c.embd_pos_enc_kind!r}"
     rows = c.max_position_embeddings
@@ -319,6 +327,15 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "ngpt_logit_scale", c.ngpt_logit_scale and not c.ngpt, "it requires ngpt true"
     yield from _embedding_combinations(c)
     yield from _sharing_combinations(c)
+    is_even = c.input_conv_size and c.input_conv_size % 2 == 0
+    yield "input_conv_size", is_even, "it must be odd, so that as many tokens precede as follow, or 0 for none"
+    uneven = c.hidden_size % c.input_conv_groups
+    yield "input_conv_groups", uneven, f"it must divide hidden_size = {c.hidden_size}"
+    yield (
+        "input_conv_size",
+        c.input_conv_size and c.ngpt,
+        "it must be 0 with ngpt, whose hidden states are unit vectors",
+    )
 
 
 def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
@@ -326,6 +343,11 @@ def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     size, differs = c.embedding_size, c.embedding_size != c.hidden_size
     sizes = f"embedding_size = {size} differs from hidden_size = {c.hidden_size}"
     yield "embedding_projection", differs and not c.embedding_projection, f"it must be true because {sizes}"
+    after = c.embedding_norm_after_projection and not (c.embedding_projection and c.embedding_norm)
+    why = "it requires embedding_norm and embedding_projection true"
+    yield "embedding_norm_after_projection", after, why
+    no_projection = not c.embedding_projection_bias and not c.embedding_projection
+    yield "embedding_projection_bias", no_projection, "false requires embedding_projection true"
     yield "mlm_head_dense", differs and not c.mlm_head_dense, f"it must be true because {sizes}"
     uneven = c.norm_fn == "group" and differs and (size % c.norm_num_groups or size == c.norm_num_groups)
     yield "norm_num_groups", uneven, f"it must divide embedding_size = {size} into groups of at least 2"
@@ -363,12 +385,28 @@ def _relative_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "relative_attention_shared", uneven, why
 
 
+def _disentangled_combinations(c: BertBlocksConfig, kinds: set[str]) -> Iterator[Combination]:
+    """Constraints on DeBERTa's scores between content and position."""
+    names, key = c.disentangled_scores, "disentangled_scores"
+    wrong = not names or len(set(names)) < len(names) or not set(names) <= set(DISENTANGLED_SCORES)
+    yield key, wrong, f"it must list {' or '.join(DISENTANGLED_SCORES)}, or both"
+    buckets, most = c.disentangled_num_buckets, c.disentangled_max_distance
+    too_near = buckets is not None and most <= buckets // 2 + 1
+    why = f"it must be more than {(buckets or 0) // 2 + 1}, one more than half of disentangled_num_buckets"
+    yield "disentangled_max_distance", too_near, why
+    both = "disentangled" in kinds and "t5" in kinds and c.relative_attention_shared
+    why = "it must be false if some layers are 't5' and others 'disentangled', because layers can share one table only"
+    yield "relative_attention_shared", both, why
+
+
 def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     """Constraints between keys of each layer."""
     heads, hidden = c.num_attention_heads, c.hidden_size
     yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
     uneven: Any = hidden % heads and c.head_dim == hidden // heads
     yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be set"
+    key_only = c.attention_key_bias and not c.attention_qkv_bias
+    yield "attention_key_bias", key_only, "it requires attention_qkv_bias true"
     uneven = c.norm_fn == "group" and (hidden % c.norm_num_groups or hidden == c.norm_num_groups)
     yield "norm_num_groups", uneven, f"it must divide hidden_size = {hidden} into groups of at least 2"
     not_post = c.norm_fn == "deep" and c.norm_pos != "post"

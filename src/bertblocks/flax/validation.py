@@ -27,6 +27,12 @@ SUPPORTED: dict[str, list[str]] = {
     # all backends give the same result; JAX computes it in its own way
     "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
 }
+#: Keys with one value in JAX.
+ONLY_VALUES: dict[str, object] = {
+    "input_conv_size": 0,
+    "embedding_projection_bias": True,
+    "embedding_norm_after_projection": False,
+}
 
 
 def check_supported(config: BertBlocksConfig) -> None:
@@ -37,6 +43,12 @@ def check_supported(config: BertBlocksConfig) -> None:
             if value not in names:
                 raise ConfigError(
                     f"{key} is {value!r}, which exists only in torch; bertblocks.flax has {', '.join(names)}."
+                )
+        only = {**ONLY_VALUES, "attention_key_bias": layer.attention_qkv_bias}
+        for key, value in only.items():
+            if getattr(layer, key) != value:
+                raise ConfigError(
+                    f"{key} is {getattr(layer, key)!r}, which exists only in torch; bertblocks.flax has {value!r}."
                 )
 
 

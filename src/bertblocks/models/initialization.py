@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init  # skips weights that were loaded
 
+from bertblocks.nn.attention import Attention
 from bertblocks.nn.head import ContactHead
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.mlp import NGPTMLP
@@ -33,6 +34,10 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
         _draw_normal(module.weight, scale, config)
         if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[module.padding_idx])
+    elif isinstance(module, nn.Conv1d):
+        _draw_normal(module.weight, config.initializer_range, config)
+        if module.bias is not None:
+            init.zeros_(module.bias)
     elif isinstance(module, T5Position):
         _draw_normal(module.table, config.initializer_range, config)
     elif isinstance(module, ContactHead):
@@ -40,6 +45,10 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
         init.zeros_(module.bias)
     elif isinstance(module, NGPTAttention):
         init.constant_(module.sqk, NGPT_BASE_SCALE)
+    elif isinstance(module, Attention):
+        for bias in (module.query_bias, module.value_bias):
+            if bias is not None:
+                init.zeros_(bias)
     elif isinstance(module, NGPTMLP):
         init.ones_(module.suv)
     elif isinstance(module, NGPTBlock):

@@ -6,9 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
+from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import SequenceLayout, index_tokens
@@ -17,6 +18,7 @@ from bertblocks.nn.norm import RMSNorm
 from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
+from bertblocks.nn.relative import RelativeVectors
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -52,11 +54,16 @@ class Attention(nn.Module):
         half_window: int | None = None,
         num_global_tokens: int = 0,
         qk_norm_eps: float | None = None,
+        key_bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
-        self.qkv = Linear(hidden_size, sum(self.sizes), qkv_bias, role="qkv", parts=self.sizes)
+        key_bias = qkv_bias if key_bias is None else key_bias
+        self.qkv = Linear(hidden_size, sum(self.sizes), key_bias, role="qkv", parts=self.sizes)
+        self.query_bias, self.value_bias = (
+            nn.Parameter(torch.zeros(size)) if qkv_bias and not key_bias else None for size in self.sizes[::2]
+        )
         self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
         self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
@@ -65,15 +72,41 @@ class Attention(nn.Module):
         else:
             self.position = position
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 * position.score_scale
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries `[tokens, heads, head_dim]`, and keys and values `[tokens, kv_heads, head_dim]`."""
+        q, k, v = qkv.split(self.sizes, dim=-1)
+        if self.query_bias is not None and self.value_bias is not None:
+            q, v = q + self.query_bias.to(q.dtype), v + self.value_bias.to(v.dtype)
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))
+        return q, *(x.unflatten(-1, (self.num_kv_heads, self.head_dim)) for x in (k, v))
+
+    def normalize_queries(self, q: Tensor) -> Tensor:
+        return q if self.query_norm is None else self.query_norm(q)
+
+    def normalize_keys(self, k: Tensor) -> Tensor:
+        return k if self.key_norm is None else self.key_norm(k)
+
     def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Normalize queries and keys and encode their positions."""
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        return self.position.rotate(q, k, layout)
+        return self.position.rotate(self.normalize_queries(q), self.normalize_keys(k), layout)
+
+    def relative_vectors(self, layout: SequenceLayout, dtype: torch.dtype) -> RelativeVectors | None:
+        """Return the queries and keys of all distances that this layer needs, normalized like those of tokens."""
+        if not self.pattern.is_relative:
+            return None
+        reach = max(layout.max_length - 1, 0)
+        if self.pattern.half_window is not None and not self.pattern.num_global_tokens:
+            reach = min(reach, self.pattern.half_window)
+        queries, keys = self.position.relative(layout, reach, lambda x: self.split(self.qkv(x))[:2])
+        if keys is not None:
+            keys = repeat_kv(self.normalize_keys(keys), self.num_heads).to(dtype).transpose(0, 1).contiguous()
+        if queries is not None:
+            queries = self.normalize_queries(queries).to(dtype).transpose(0, 1).flip(1)
+        return RelativeVectors(keys, queries, reach)
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
@@ -83,12 +116,15 @@ class Attention(nn.Module):
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
         if in_fp32:
             qkv = qkv.float()
-        q, k, v = qkv.split(self.sizes, dim=-1)
-        q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [tokens, heads, head_dim]
-        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        q, k, v = self.split(qkv)
         q, k = (x.to(v.dtype) for x in self.apply_positions(q, k, context.layout))
-        call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
+        call = AttentionContext(
+            context.layout,
+            self.pattern,
+            self.scale,
+            self.dropout if self.training else 0.0,
+            self.relative_vectors(context.layout, v.dtype),
+        )
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():
             if context.output_weights:
@@ -118,7 +154,7 @@ def get_attention(
     attention_class: type[AttentionT],
     config: BertBlocksConfig,
     is_local: bool,
-    shared_position: BlockPosition | None = None,
+    shared_position: nn.Module | None = None,
 ) -> AttentionT:
     """Build the attention of one layer from the layer's config."""
     return attention_class(
@@ -134,4 +170,5 @@ def get_attention(
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        key_bias=config.attention_key_bias,
     )

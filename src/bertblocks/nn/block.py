@@ -13,7 +13,6 @@ from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
 from bertblocks.nn.norm import DeepNorm, get_norm
-from bertblocks.nn.position import BlockPosition
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -74,7 +73,7 @@ class Block(GradientCheckpointingLayer):
         return self.mlp_residual.join(x, self.mlp(self.mlp_residual.pre_norm(x))), weights
 
 
-def get_block(config: BertBlocksConfig, index: int, shared_position: BlockPosition | None = None) -> Block | NGPTBlock:
+def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module | None = None) -> Block | NGPTBlock:
     """Build layer `index` of the encoder."""
     is_local = config.layer_types[index] == "local"
     config = config.for_layer(index)

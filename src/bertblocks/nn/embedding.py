@@ -57,6 +57,7 @@ class Embedding(nn.Module):
         dropout: float,
         projection: nn.Module | None = None,
         token_dropout: TokenDropout | None = None,
+        norm_is_last: bool = False,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
@@ -66,6 +67,7 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
         self.projection = projection
         self.token_dropout = token_dropout
+        self.norm_is_last = norm_is_last
 
     def forward(
         self,
@@ -87,24 +89,29 @@ class Embedding(nn.Module):
         if layout is not None and layout.key_mask is not None:
             # attention masks do not hide NaN: padding that stays in the batch must be finite
             x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
+        if self.projection is not None and self.norm_is_last:
+            x = self.projection(x)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        return x if self.projection is None else self.projection(x)  # [tokens, hidden]
+        return x if self.projection is None or self.norm_is_last else self.projection(x)  # [tokens, hidden]
 
 
 def get_embedding(config: BertBlocksConfig) -> Embedding:
     projection = None
     if config.embedding_projection:
-        projection = Linear(config.embedding_size, config.hidden_size, bias=True, role="embedding")
+        bias = config.embedding_projection_bias
+        projection = Linear(config.embedding_size, config.hidden_size, bias, role="embedding")
+    norm_size = config.hidden_size if config.embedding_norm_after_projection else config.embedding_size
     return Embedding(
         config.vocab_size,
         config.embedding_size,
         config.pad_token_id,
         config.type_vocab_size,
         position=get_embedding_position(config),
-        norm=get_norm(config, config.embedding_size) if config.embedding_norm else None,
+        norm=get_norm(config, norm_size) if config.embedding_norm else None,
         dropout=config.embedding_dropout,
         projection=projection,
         token_dropout=TokenDropout(config.mask_token_id) if config.token_dropout else None,  # type: ignore[arg-type]
+        norm_is_last=config.embedding_norm_after_projection,
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bertblocks.nn.attention import Attention, ForwardContext
 from bertblocks.nn.backends import get_backend
 from bertblocks.nn.block import get_block
+from bertblocks.nn.convolution import get_input_convolution
 from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.position import get_shared_position
@@ -43,6 +44,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(
             get_block(config, order.index(group), self.position) for group in range(config.num_hidden_groups)
         )
+        self.convolution = get_input_convolution(config)
         self.final_norm = get_norm(config) if config.final_norm else None
 
     @property
@@ -75,7 +77,10 @@ class Encoder(nn.Module):
                 x = _record(x, hidden_states, layout)
             # the last layer computes only the selected tokens, unless its whole output is requested too
             selected = token_indices if index == last and hidden_states is None else None
+            before = x
             x, weights = self.layers[group](x, context, selected)
+            if index == 0 and self.convolution is not None:
+                x = self.convolution(before, x, layout, selected)
             if attentions is not None:
                 attentions.append(weights)
         if self.final_norm is not None:

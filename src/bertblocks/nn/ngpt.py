@@ -30,12 +30,18 @@ class NGPTAttention(Attention):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sqk = nn.Parameter(torch.full((self.sizes[0],), NGPT_BASE_SCALE))
-        self.scale = self.head_dim**0.5
+        self.scale = self.head_dim**0.5 * self.position.score_scale
+
+    def normalize_queries(self, q: Tensor) -> Tensor:
+        scale = (self.sqk / NGPT_BASE_SCALE).view(self.num_heads, self.head_dim)
+        return (scale * unit(q)).to(q.dtype)
+
+    def normalize_keys(self, k: Tensor) -> Tensor:
+        return self.normalize_queries(k)  # they share their scale
 
     def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         q, k = self.position.rotate(q, k, layout)
-        scale = (self.sqk / NGPT_BASE_SCALE).view(self.num_heads, self.head_dim)
-        return (scale * unit(q)).to(q.dtype), (scale * unit(k)).to(k.dtype)
+        return self.normalize_queries(q), self.normalize_keys(k)
 
 
 class NGPTBlock(GradientCheckpointingLayer):

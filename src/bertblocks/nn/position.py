@@ -88,17 +88,34 @@ class SinusoidalPosition(EmbeddingPosition):
 
 
 class BlockPosition(nn.Module):
-    """Encodes positions in attention by rotating queries and keys, by a bias that depends on distance, or by both."""
+    """Encodes positions in attention by rotating queries and keys, or by scores that depend on distance.
+
+    Such a score is a bias, the same for all tokens, or the product of a token with a vector that the distance has.
+    """
 
     #: The slope of every head in ALiBi, which flash-attn takes instead of a bias.
     slopes: tuple[float, ...] | None = None
     has_bias = False
+    #: True if distances have vectors, see `relative`.
+    is_relative = False
+    #: Factor on the scores of content and position together.
+    score_scale = 1.0
     #: True if the encoder owns the module and layers only refer to it.
     is_shared = False
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> BlockPosition:
         raise TypeError(f"{cls.__name__} must define from_config(config, is_local)")
+
+    @classmethod
+    def make_shared(cls, config: BertBlocksConfig) -> nn.Module | None:
+        """Build what all layers of this kind share and the encoder owns; None for nothing."""
+        return None
+
+    @classmethod
+    def from_shared(cls, config: BertBlocksConfig, is_local: bool, shared: nn.Module | None) -> BlockPosition:
+        """Build a layer's position around what layers share, which may belong to another kind."""
+        return cls.from_config(config, is_local)
 
     def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Rotate queries `[tokens, heads, d]` and keys `[tokens, kv_heads, d]`."""
@@ -107,6 +124,16 @@ class BlockPosition(nn.Module):
     def bias(self, distance: Tensor) -> Tensor:
         """Return the bias `[heads, *distance.shape]` on the scores of keys at `distance` = key - query."""
         raise TypeError(f"{type(self).__name__} has no bias")
+
+    def relative(
+        self, layout: SequenceLayout, reach: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return a query and a key for every distance key - query from -reach to reach.
+
+        Tokens meet these keys with their queries and these queries with their keys; None for no such scores. `project`
+        maps vectors `[n, hidden]` to the layer's queries `[n, heads, d]` and keys `[n, kv_heads, d]`.
+        """
+        raise TypeError(f"{type(self).__name__} has no vectors of distances")
 
     def bias_key(self) -> Hashable | None:
         """Return equal keys for layers that may share their bias within a forward pass, or None if they may not."""
@@ -154,6 +181,15 @@ class T5Position(BlockPosition):
         self.max_distance = max_distance
         self.is_shared = is_shared
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
+
+    @classmethod
+    def make_shared(cls, config: BertBlocksConfig) -> T5Position | None:
+        return cls.from_config(config, False) if config.relative_attention_shared else None
+
+    @classmethod
+    def from_shared(cls, config: BertBlocksConfig, is_local: bool, shared: nn.Module | None) -> BlockPosition:
+        is_mine = config.relative_attention_shared and isinstance(shared, T5Position)
+        return shared if is_mine else cls.from_config(config, is_local)  # type: ignore[return-value]
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> T5Position:
@@ -314,16 +350,19 @@ def get_embedding_position(config: BertBlocksConfig) -> EmbeddingPosition | None
     return EMBEDDING_POSITIONS[config.embd_pos_enc_kind].from_config(config)
 
 
-def get_shared_position(config: BertBlocksConfig) -> BlockPosition | None:
-    """Build the table that all layers of kind "t5" share, or return None if there is no such table."""
-    kinds = {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)}
-    return T5Position.from_config(config, False) if config.relative_attention_shared and "t5" in kinds else None
+def get_shared_position(config: BertBlocksConfig) -> nn.Module | None:
+    """Build what all layers of one kind of position share, or return None if they share nothing."""
+    shared = (BLOCK_POSITIONS[kind].make_shared(config) for kind in sorted(block_position_kinds(config)))
+    return next((module for module in shared if module is not None), None)
 
 
-def get_block_position(config: BertBlocksConfig, is_local: bool, shared: BlockPosition | None = None) -> BlockPosition:
-    """Build a layer's own position, or return the encoder's `shared` one if the layer uses it."""
+def block_position_kinds(config: BertBlocksConfig) -> set[str]:
+    """Return the kinds of positions in the layers of an encoder."""
+    return {config.for_layer(index).block_pos_enc_kind for index in range(config.num_hidden_layers)} - {"none"}
+
+
+def get_block_position(config: BertBlocksConfig, is_local: bool, shared: nn.Module | None = None) -> BlockPosition:
+    """Build a layer's position, around what the encoder shares between layers if the layer's kind does so."""
     if config.block_pos_enc_kind == "none":
         return BlockPosition()
-    if config.block_pos_enc_kind == "t5" and shared is not None:
-        return shared
-    return BLOCK_POSITIONS[config.block_pos_enc_kind].from_config(config, is_local)
+    return BLOCK_POSITIONS[config.block_pos_enc_kind].from_shared(config, is_local, shared)

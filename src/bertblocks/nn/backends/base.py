@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.position import BlockPosition
+from bertblocks.nn.relative import RelativeVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,11 @@ class AttentionPattern:
     @property
     def has_bias(self) -> bool:
         return self.position is not None and self.position.has_bias
+
+    @property
+    def is_relative(self) -> bool:
+        """True if tokens meet vectors of distances, which the context of a call has."""
+        return self.position is not None and self.position.is_relative
 
     @property
     def slopes(self) -> tuple[float, ...] | None:
@@ -71,6 +77,8 @@ class AttentionContext:
     scale: float
     #: Dropout rate of the attention weights; 0 in evaluation.
     dropout: float = 0.0
+    #: The vectors of distances, if the pattern is relative.
+    relative: RelativeVectors | None = None
 
 
 class AttentionBackend(ABC):

@@ -86,6 +86,8 @@ def _weigh(
     scores = upcast(q @ k.transpose(-2, -1)) * context.scale
     if (bias := pattern.bias(index[:, None], index, scores.dtype)) is not None:
         scores = scores + bias
+    if context.relative is not None:
+        scores = scores + upcast(context.relative.scores(q, k)) * context.scale
     visible = pattern.visible(index[:, None], index)
     if key_mask is not None:
         visible = visible & key_mask[:, None, None]

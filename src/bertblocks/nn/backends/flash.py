@@ -33,6 +33,10 @@ def why_not_flash(
         return "a local layer has num_global_tokens, which flash-attn does not support"
     if pattern.has_bias and pattern.slopes is None:
         return f"flash-attn supports no bias except ALiBi, and the layer has {type(pattern.position).__name__}"
+    if pattern.is_relative:
+        return (
+            f"flash-attn cannot add the scores of {type(pattern.position).__name__}, which depend on queries and keys"
+        )
     return None
 
 

@@ -48,7 +48,8 @@ class SdpaBackend(AttentionBackend):
     def _fits_one_mask(self, length: int, heads: int, pattern: AttentionPattern) -> bool:
         if self.is_banded(length, pattern):
             return False
-        return not pattern.has_bias or heads * length * length <= MAX_BIAS_ELEMENTS
+        has_scores = pattern.has_bias or pattern.is_relative
+        return not has_scores or heads * length * length <= MAX_BIAS_ELEMENTS
 
     def _attend(
         self,
@@ -61,10 +62,11 @@ class SdpaBackend(AttentionBackend):
         if self.is_banded(length, pattern):
             return self._banded(q, k, v, context)
         if self._fits_one_mask(length, q.shape[1], pattern):
-            mask = self._shared_mask(q, layout, pattern, length)
+            mask = _add_relative(self._shared_mask(q, layout, pattern, length), q, k, 0, context)
             return _sdpa(q, k, v, mask, layout.key_mask, context)
         chunks = []
-        size = max(1, MAX_BIAS_ELEMENTS // (q.shape[1] * length))
+        rows = q.shape[0] if pattern.is_relative else 1
+        size = max(1, MAX_BIAS_ELEMENTS // (rows * q.shape[1] * length))
         for start in range(0, length, size):
             queries = slice(start, min(start + size, length))
 
@@ -74,7 +76,9 @@ class SdpaBackend(AttentionBackend):
             # autograd would keep a mask for every layer, so they share one
             key = ("sdpa chunk", pattern.memo_key(), queries.start, length, q.dtype)
             mask = layout.memo(key, compute) if torch.is_grad_enabled() and pattern.is_constant else compute()
-            chunks.append(_sdpa(q[:, :, queries], k, v, mask, layout.key_mask, context))
+            chunk = q[:, :, queries]
+            mask = _add_relative(mask, chunk, k, -start, context)
+            chunks.append(_sdpa(chunk, k, v, mask, layout.key_mask, context))
         return torch.cat(chunks, dim=2)
 
     def _shared_mask(self, q: Tensor, layout: SequenceLayout, pattern: AttentionPattern, length: int) -> Tensor | None:
@@ -120,6 +124,13 @@ class SdpaBackend(AttentionBackend):
             slabs = F.pad(layout.key_mask, (reach, reach + tail)).unfold(1, slab, block)  # [rows, blocks, slab]
             key_mask = torch.cat((layout.key_mask[:, None, :num_global].expand(-1, blocks, -1), slabs), dim=2)
             key_mask = key_mask.flatten(0, 1)
+        if context.relative is not None:
+            relative = context.relative.scores(q_blocks.flatten(0, 1), k_slabs.flatten(0, 1), -reach)
+            if num_global:
+                front = F.pad(context.relative.scores(q, k[:, :, :num_global]), (0, 0, 0, tail))
+                front = front.unflatten(2, (blocks, block)).transpose(1, 2).flatten(0, 1)
+                relative = torch.cat((front, relative), dim=3)
+            mask = mask + relative * context.scale
         if num_global:
             k_slabs, v_slabs = (
                 torch.cat((x[:, None, :, :num_global].expand(-1, blocks, -1, -1, -1), slabs), dim=3)
@@ -131,6 +142,7 @@ class SdpaBackend(AttentionBackend):
             return out
         whole = AttentionPattern(position=pattern.position)
         global_mask = make_mask(q, whole, slice(0, num_global), length) if whole.has_bias else None
+        global_mask = _add_relative(global_mask, q[:, :, :num_global], k, 0, context)
         global_rows = _sdpa(q[:, :, :num_global], k, v, global_mask, layout.key_mask, context)
         return torch.cat((global_rows, out[:, :, num_global:]), dim=2)
 
@@ -165,6 +177,14 @@ def _additive(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tenso
     """Return 0 or the bias where visible and -inf elsewhere, with heads as the first dimension."""
     base = torch.zeros((1, *visible.shape), dtype=dtype, device=visible.device) if bias is None else bias
     return base.masked_fill(~visible, float("-inf"))
+
+
+def _add_relative(mask: Tensor | None, q: Tensor, k: Tensor, offset: int, context: AttentionContext) -> Tensor | None:
+    """Add the scores with vectors of distances to a mask; keys begin `offset` after queries."""
+    if context.relative is None:
+        return mask
+    scores = context.relative.scores(q, k, offset) * context.scale
+    return scores if mask is None else scores + mask
 
 
 def _sdpa(

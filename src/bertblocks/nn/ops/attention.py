@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertblocks.nn.ops.dropout import draw_factors
+from bertblocks.nn.ops.relative import add_gradients, add_scores, buffer_size
+from bertblocks.nn.relative import RelativeVectors
 
 #: How many random numbers dropout draws at a time: a call costs as much as several thousand of them.
 DRAWN_AT_ONCE = 2**20
@@ -35,6 +37,8 @@ class AttentionChunk:
     is_long: bool = False
     #: The chunks of the joined sequences, if this one joins several.
     sequences: tuple[AttentionChunk, ...] = ()
+
+    rows = 1
 
     @property
     def owns_keys(self) -> bool:
@@ -80,6 +84,12 @@ class SequenceBatch:
 
     owns_keys = True
     sequences = ()
+
+    @property
+    def queries(self) -> slice:
+        return self.tokens
+
+    keys = queries
 
     def num_scores(self, heads: int) -> int:
         return self.rows * heads * self.length**2
@@ -131,42 +141,61 @@ class WeightDropout:
 
 
 def attend_chunks(
-    q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[Chunk], scale: float, dropout_rate: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: Sequence[Chunk],
+    scale: float,
+    dropout_rate: float = 0.0,
+    relative: RelativeVectors | None = None,
 ) -> Tensor:
     """Attend from the queries of all chunks, which together cover all tokens; q, k and v are `[tokens, heads, d]`.
+
+    Chunks must not be long if there are `relative` vectors.
 
     A mask does not hide NaN or infinity, because 0 * NaN is NaN. If any appear, joined sequences are computed again one
     by one, so that none of them affects another.
     """
     dropout = WeightDropout(dropout_rate, int(torch.randint(2**62, ()))) if dropout_rate else None
     if torch.is_grad_enabled():
-        return ChunkedAttention.apply(q, k, v, chunks, scale, dropout)
-    out = _attend(q, k, v, chunks, scale, dropout)
-    return out if _is_isolated(chunks, out) else _attend(q, k, v, _separate(chunks), scale, dropout)
+        keys, queries, reach = (
+            (None, None, 0) if relative is None else (relative.keys, relative.queries, relative.reach)
+        )
+        return ChunkedAttention.apply(q, k, v, keys, queries, reach, chunks, scale, dropout)
+    out = _attend(q, k, v, relative, chunks, scale, dropout)
+    return out if _is_isolated(chunks, out) else _attend(q, k, v, relative, _separate(chunks), scale, dropout)
 
 
 class ChunkedAttention(torch.autograd.Function):
     """`attend_chunks` with gradients. The backward pass recomputes the weights, so memory is linear in tokens."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, chunks: Any, scale: Any, dropout: Any) -> Any:  # type: ignore[override]
-        ctx.save_for_backward(q, k, v)
-        out = _attend(q, k, v, chunks, scale, dropout)
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Any, k: Any, v: Any, keys: Any, queries: Any, reach: Any, chunks: Any, scale: Any, dropout: Any
+    ) -> Any:
+        ctx.save_for_backward(q, k, v, keys, queries)
+        relative = _relative(keys, queries, reach)
+        out = _attend(q, k, v, relative, chunks, scale, dropout)
         if not _is_isolated(chunks, out):
             chunks = _separate(chunks)
-            out = _attend(q, k, v, chunks, scale, dropout)
-        ctx.chunks, ctx.scale, ctx.dropout = chunks, scale, dropout
+            out = _attend(q, k, v, relative, chunks, scale, dropout)
+        ctx.reach, ctx.chunks, ctx.scale, ctx.dropout = reach, chunks, scale, dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
-        inputs = (*ctx.saved_tensors, gradient)
-        gradients = _gradients(inputs, ctx.chunks, ctx.scale, ctx.dropout)
+        q, k, v, keys, queries = ctx.saved_tensors
+        inputs, relative = (q, k, v, gradient), _relative(keys, queries, ctx.reach)
+        gradients = _gradients(inputs, relative, ctx.chunks, ctx.scale, ctx.dropout)
         # whatever is not finite reaches the gradient of the queries
         if not _is_isolated(ctx.chunks, gradients[0]):
-            gradients = _gradients(inputs, _separate(ctx.chunks), ctx.scale, ctx.dropout)
-        return *gradients, None, None, None
+            gradients = _gradients(inputs, relative, _separate(ctx.chunks), ctx.scale, ctx.dropout)
+        return *gradients, None, None, None, None
+
+
+def _relative(keys: Tensor | None, queries: Tensor | None, reach: int) -> RelativeVectors | None:
+    return None if keys is None and queries is None else RelativeVectors(keys, queries, reach)
 
 
 def _is_isolated(chunks: Sequence[Chunk], result: Tensor) -> bool:
@@ -179,10 +208,50 @@ def _separate(chunks: Sequence[Chunk]) -> list[Chunk]:
     return [part for chunk in chunks for part in chunk.sequences or (chunk,)]
 
 
+class _Scores:
+    """Computes the weights of one chunk after another, in a buffer for the largest."""
+
+    def __init__(self, q: Tensor, relative: RelativeVectors | None, chunks: Sequence[Chunk], scale: float) -> None:
+        self.relative, self.scale = relative, scale
+        self.buffer = _buffer(q, chunks)
+        if relative is not None:
+            self.products = q.new_empty(max(buffer_size(q.shape[1], *_sizes(chunk)) for chunk in chunks))
+
+    def weights(self, chunk: Chunk, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return softmax(scale q k^T + mask) for the `queries` and `keys` of a chunk, selected from all q and k."""
+        out = _view(self.buffer, (*queries.shape[:2], keys.shape[1]))
+        scores = chunk.scores(queries, keys, self.scale, out)
+        if self.relative is not None:
+            tokens = q[:, chunk.queries], k[:, chunk.keys]
+            add_scores(_by_head(scores, chunk), *tokens, self.relative, _offset(chunk), self.scale, self.products)
+        return torch.softmax(scores, dim=-1, out=scores)
+
+
+def _sizes(chunk: Chunk) -> tuple[int, int, int]:
+    """Return the number of rows of a chunk, and of queries and keys in each."""
+    num_queries, num_keys = (tokens.stop - tokens.start for tokens in (chunk.queries, chunk.keys))
+    return chunk.rows, num_queries // chunk.rows, num_keys // chunk.rows
+
+
+def _offset(chunk: Chunk) -> int:
+    return chunk.keys.start - chunk.queries.start
+
+
+def _by_head(scores: Tensor, chunk: Chunk) -> Tensor:
+    """View the scores of a chunk as `[heads, rows, queries, keys]`."""
+    return scores[:, None] if chunk.rows == 1 else scores.unflatten(0, (chunk.rows, -1)).transpose(0, 1)
+
+
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, chunks: Sequence[Chunk], scale: float, dropout: WeightDropout | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    relative: RelativeVectors | None,
+    chunks: Sequence[Chunk],
+    scale: float,
+    dropout: WeightDropout | None,
 ) -> Tensor:
-    buffer = _buffer(q, chunks)
+    scores = _Scores(q, relative, chunks, scale)
     factors = dropout.masks(q, chunks) if dropout else None
     result = torch.empty(q.shape, dtype=q.dtype)
     q, k, v, out = (x.transpose(0, 1) for x in (q, k, v, result))
@@ -195,28 +264,37 @@ def _attend(
             attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], None, rate, scale=scale)
             attended = attended[0]
         else:
-            weights = _weights(chunk, queries, keys, scale, buffer)
+            weights = scores.weights(chunk, q, k, queries, keys)
             attended = torch.bmm(weights if factors is None else weights.mul_(factors(weights)), values)
         chunk.write_queries(out, attended)
     return result
 
 
 def _gradients(
-    inputs: tuple[Tensor, ...], chunks: Sequence[Chunk], scale: float, dropout: WeightDropout | None
-) -> list[Tensor]:
-    """Return the gradients of q, k and v from `inputs`: q, k, v and the gradient of the output."""
+    inputs: tuple[Tensor, ...],
+    relative: RelativeVectors | None,
+    chunks: Sequence[Chunk],
+    scale: float,
+    dropout: WeightDropout | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of q, k, v and the relative keys and queries.
+
+    `inputs` are q, k, v and the gradient of the output.
+    """
     q, k, v, gradient = inputs
-    weights_buffer, scores_buffer = (_buffer(gradient, chunks) for _ in range(2))
+    recomputed, buffer = _Scores(gradient, relative, chunks, scale), _buffer(gradient, chunks)
     factors = dropout.masks(gradient, chunks) if dropout else None
     start = torch.empty if all(chunk.owns_keys for chunk in chunks) else torch.zeros
     results = [start(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    of_distances = (None, None) if relative is None else (relative.keys, relative.queries)
+    of_keys, of_queries = (None if x is None else torch.zeros_like(x) for x in of_distances)
     q, k, v, gradient = (x.transpose(0, 1) for x in (q, k, v, gradient))
     q_gradient, k_gradient, v_gradient = (x.transpose(0, 1) for x in results)
     for chunk in chunks:
         queries, keys, values = chunk.select_queries(q), chunk.select_keys(k), chunk.select_keys(v)
         above = chunk.select_queries(gradient)
-        weights = _weights(chunk, queries, keys, scale, weights_buffer)
-        scores = torch.bmm(above, values.transpose(1, 2), out=_view(scores_buffer, weights.shape))
+        weights = recomputed.weights(chunk, q, k, queries, keys)
+        scores = torch.bmm(above, values.transpose(1, 2), out=_view(buffer, weights.shape))
         kept = weights
         if factors is not None:
             mask = factors(weights)
@@ -226,19 +304,24 @@ def _gradients(
         torch.ops.aten._softmax_backward_data.out(scores, weights, -1, scores.dtype, grad_input=scores)
         chunk.write_queries(q_gradient, _product(scores, keys, scale))
         chunk.add_keys(k_gradient, _product(scores.transpose(1, 2), queries, scale))
-    return results
+        if relative is not None:
+            add_gradients(
+                _by_head(scores, chunk),
+                q[:, chunk.queries],
+                k[:, chunk.keys],
+                relative,
+                _offset(chunk),
+                scale,
+                recomputed.products,
+                (q_gradient[:, chunk.queries], k_gradient[:, chunk.keys], of_keys, of_queries),
+            )
+    return results[0], results[1], results[2], of_keys, of_queries
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """Return scale * a @ b for batches of matrices, untouched by autocast."""
     out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
-
-
-def _weights(chunk: Chunk, queries: Tensor, keys: Tensor, scale: float, buffer: Tensor) -> Tensor:
-    """Compute softmax(scale q k^T + mask) in the buffer."""
-    scores = chunk.scores(queries, keys, scale, _view(buffer, (*queries.shape[:2], keys.shape[1])))
-    return torch.softmax(scores, dim=-1, out=scores)
 
 
 def _buffer(q: Tensor, chunks: Sequence[Chunk]) -> Tensor:

@@ -1,0 +1,171 @@
+"""Disentangled attention (He et al., 2021): content and relative position meet in scores of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.linear import Linear
+from bertblocks.nn.norm import get_norm
+from bertblocks.nn.position import BlockPosition, register_position
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+#: The scores next to those of content with content: content with position, and position with content.
+DISENTANGLED_SCORES = ("c2p", "p2c")
+
+
+class RelativeEmbedding(nn.Module):
+    """A learned vector for every distance or bucket of distances, which all layers share.
+
+    Distances of `max_distance` or more share a vector. With `num_buckets` on each side, distances from half of that on
+    are grouped logarithmically, as in DeBERTa v2 and v3.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        max_distance: int,
+        num_buckets: int | None = None,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.max_distance, self.num_buckets = max_distance, num_buckets
+        self.span = num_buckets or max_distance
+        self.table = nn.Embedding(2 * self.span, hidden_size)
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+
+    def indices(self, reach: int) -> Tensor:
+        """Return the row of every distance key - query from -reach to reach; they fall from row to row."""
+        behind = torch.arange(reach, -reach - 1, -1, device=self.table.weight.device)  # query - key
+        if self.num_buckets is not None:
+            behind = log_buckets(behind, self.num_buckets, self.max_distance)
+        return (behind + self.span).clamp(0, 2 * self.span - 1)
+
+    def rows(self, reach: int) -> tuple[int, int]:
+        """Return the first row that distances up to `reach` use, and the number of such rows."""
+        far = torch.tensor([reach, -reach])
+        if self.num_buckets is not None:
+            far = log_buckets(far, self.num_buckets, self.max_distance)
+        last, first = (far + self.span).clamp(0, 2 * self.span - 1).tolist()
+        return first, last - first + 1
+
+    def forward(self, reach: int) -> tuple[Tensor, Tensor]:
+        """Return the vectors in use `[rows, hidden]`, and the index among them of every distance."""
+        first, count = self.rows(reach)
+        vectors = self.table.weight[first : first + count]
+        if self.norm is not None:
+            vectors = self.norm(vectors)
+        return self.dropout(vectors), self.indices(reach) - first
+
+    def extra_repr(self) -> str:
+        return f"max_distance={self.max_distance}, num_buckets={self.num_buckets}"
+
+
+def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """Return DeBERTa's bucket for every distance: itself up to half of `num_buckets`, then on a logarithmic scale.
+
+    Example:
+        >>> log_buckets(torch.tensor([0, -3, 4, 5, -10, 31, 100]), 8, 32).tolist()
+        [0, -3, 4, 5, -6, 7, 9]
+    """
+    exact = num_buckets // 2
+    size = distance.abs()
+    # in this order and in single precision, so that rounding moves no distance to another bucket than in DeBERTa
+    steps = torch.log(size.clamp(min=exact) / exact) / torch.log(torch.tensor((max_distance - 1) / exact))
+    far = (torch.ceil(steps * (exact - 1)) + exact).long() * distance.sign()
+    return torch.where(size <= exact, distance, far)
+
+
+@register_position("disentangled")
+class DisentangledPosition(BlockPosition):
+    """Scores between tokens and relative positions, in both directions or one.
+
+    A layer projects the relative embeddings to keys and queries, with its own matrices or with those of its tokens.
+    """
+
+    is_relative = True
+
+    def __init__(
+        self,
+        embedding: RelativeEmbedding,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scores: Sequence[str] = DISENTANGLED_SCORES,
+        query_bias: bool = True,
+        key_bias: bool = True,
+        own_projections: bool = True,
+    ) -> None:
+        super().__init__()
+        object.__setattr__(self, "embedding", embedding)  # the encoder owns it, so it must not be a submodule here
+        self.embedding: RelativeEmbedding
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.scores = tuple(scores)
+        self.score_scale = 1 / math.sqrt(1 + len(self.scores))
+        has_key, has_query = (own_projections and name in scores for name in DISENTANGLED_SCORES)
+        self.key = Linear(hidden_size, num_kv_heads * head_dim, key_bias, role="position") if has_key else None
+        self.query = Linear(hidden_size, num_heads * head_dim, query_bias, role="position") if has_query else None
+
+    @classmethod
+    def make_shared(cls, config: BertBlocksConfig) -> RelativeEmbedding:
+        return RelativeEmbedding(
+            config.hidden_size,
+            config.disentangled_max_distance,
+            config.disentangled_num_buckets,
+            get_norm(config) if config.disentangled_norm else None,
+            config.embedding_dropout,
+        )
+
+    @classmethod
+    def from_shared(cls, config: BertBlocksConfig, is_local: bool, shared: nn.Module | None) -> DisentangledPosition:
+        assert isinstance(shared, RelativeEmbedding)
+        return cls(
+            shared,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.disentangled_scores,
+            query_bias=config.attention_qkv_bias,
+            key_bias=config.attention_key_bias,
+            own_projections=not config.disentangled_share_projections,
+        )
+
+    def relative(
+        self, layout: SequenceLayout, reach: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        vectors, indices = self._embed(layout, reach)
+        queries: Tensor | None
+        keys: Tensor | None
+        if self.key is None and self.query is None:
+            queries, keys = project(vectors)
+        else:
+            queries, keys = (
+                None if layer is None else layer(vectors).unflatten(-1, (-1, self.head_dim))
+                for layer in (self.query, self.key)
+            )
+        return (
+            queries.index_select(0, indices) if queries is not None and "p2c" in self.scores else None,
+            keys.index_select(0, indices) if keys is not None and "c2p" in self.scores else None,
+        )
+
+    def _embed(self, layout: SequenceLayout, reach: int) -> tuple[Tensor, Tensor]:
+        # under autograd a shared result would connect the graphs of checkpointed layers
+        if torch.is_grad_enabled() or self.training:
+            return self.embedding(reach)
+        return layout.memo(("disentangled", id(self.embedding), reach), lambda: self.embedding(reach))
+
+    def extra_repr(self) -> str:
+        own = "its own projections" if self.key is not None or self.query is not None else "the tokens' projections"
+        return f"{' and '.join(self.scores)} with {own}"
