@@ -13,6 +13,8 @@ from transformers import (
     AlbertConfig,
     BertConfig,
     CamembertConfig,
+    DebertaConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     EsmConfig,
@@ -62,6 +64,16 @@ def roberta_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
         ),
     )
 
+
+DEBERTA_OPTIONS = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "legacy": False,
+    "max_position_embeddings": 320,
+}
+#: Buckets grow from a distance of 16 on, and the last one begins within the longest sequence of the tests.
+DEBERTA_V3_OPTIONS = {"position_buckets": 32, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 
 FAMILY_CASES: dict[str, FamilyCase] = {
     "distilbert": FamilyCase(
@@ -210,6 +222,27 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         variants=(
             {"hidden_act": "silu", "layer_norm_eps": 1e-3, "type_vocab_size": 0, "classifier_dropout": 0.3},
             {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}, "head_dim": 12},
+        ),
+    ),
+    "deberta": FamilyCase(
+        make_config=lambda **options: DebertaConfig(**{**SIZES, **DEBERTA_OPTIONS, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            {"max_relative_positions": 40, "pos_att_type": ["c2p"], "position_biased_input": True},
+            {"pos_att_type": "p2c", "type_vocab_size": 2, "cls_dropout": 0.3, "pooler_hidden_act": "tanh"},
+            {"relative_attention": False, "pos_att_type": None, "position_biased_input": True, "embedding_size": 16}
+            | {"legacy": True},
+        ),
+    ),
+    "deberta-v2": FamilyCase(
+        make_config=lambda **options: DebertaV2Config(**{**SIZES, **DEBERTA_OPTIONS, **DEBERTA_V3_OPTIONS, **options}),
+        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        variants=(
+            # v2 xlarge: a convolution, and absolute positions next to relative ones
+            {"conv_kernel_size": 3, "conv_act": "gelu", "position_biased_input": True, "max_relative_positions": 140},
+            {"conv_kernel_size": 5, "conv_groups": 4, "share_att_key": False, "norm_rel_ebd": "none"},
+            {"position_buckets": -1, "max_relative_positions": 40, "share_att_key": False, "pos_att_type": ["p2c"]},
+            {"pos_att_type": ["c2p"], "position_buckets": 300, "embedding_size": 16, "legacy": True},
         ),
     ),
 }

@@ -162,6 +162,8 @@ def test_question_answering_loss_of_full_rows_is_transformers_own(name: Any) -> 
 )
 @pytest.mark.parametrize("name", REFERENCED)
 def test_classification_loss_by_problem_type(name: Any, problem: Any, num_labels: Any, labels: Any) -> None:
+    if name.startswith("deberta") and problem is None and labels.dim() == 2:
+        pytest.skip("without a problem_type, DeBERTa in transformers reads float labels as a distribution over classes")
     theirs = reference(name, "sequence-classification", num_labels=num_labels, problem_type=problem)
     ours = from_huggingface(theirs)
     ids, mask = batch([9, 4])

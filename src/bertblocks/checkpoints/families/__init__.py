@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from bertblocks.checkpoints.families.albert import ALBERT
 from bertblocks.checkpoints.families.bert import BERT
+from bertblocks.checkpoints.families.deberta import DEBERTA, DEBERTA_V2
 from bertblocks.checkpoints.families.distilbert import DISTILBERT
 from bertblocks.checkpoints.families.electra import ELECTRA
 from bertblocks.checkpoints.families.esm import ESM
@@ -43,6 +44,8 @@ FAMILIES: dict[str, Family] = {
         DISTILBERT,
         ELECTRA,
         ALBERT,
+        DEBERTA,
+        DEBERTA_V2,
     )
 }
 
