@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertblocks.cli.completion import complete_preset
 from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ Pairs = dict[str, tuple[float, float]]
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help=SOURCE_HELP)],
-    second: Annotated[str, typer.Argument(metavar="B", help="The other encoder, given the same way.")],
+    first: Annotated[str, typer.Argument(metavar="A", help=SOURCE_HELP, autocompletion=complete_preset)],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="The other encoder, given the same way.", autocompletion=complete_preset)
+    ],
     task: Task = "masked-lm",
     as_json: AsJson = False,
 ) -> None:

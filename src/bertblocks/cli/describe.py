@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertblocks.cli.completion import complete_preset
 from bertblocks.cli.options import SOURCE_HELP, AsJson, Task
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ NOTES = (
 
 
 def describe(
-    name_or_path: Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help=SOURCE_HELP)],
+    name_or_path: Annotated[
+        str, typer.Argument(metavar="NAME_OR_PATH", help=SOURCE_HELP, autocompletion=complete_preset)
+    ],
     task: Task = "masked-lm",
     length: Annotated[
         list[int] | None,

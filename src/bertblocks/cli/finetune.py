@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from bertblocks.cli.completion import complete_setting
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.settings import read_settings
@@ -24,7 +25,7 @@ class FinetuneCommand(TyperCommand):
         from bertblocks.tasks.settings import SETTINGS
 
         task = next((argument for argument in args if argument in SETTINGS), None)
-        if task is not None and "--help" in args:
+        if task is not None and {"-h", "--help"} & {*args}:
             typer.echo(ctx.get_help())
             _print_settings(SETTINGS[task])
             raise typer.Exit
@@ -53,7 +54,11 @@ def finetune(
     task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model learns.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 or label=COLUMN; `list` shows all."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            autocompletion=complete_setting,
+            help="Settings, such as epochs=3 or label=COLUMN; `list` shows all.",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="A checkpoint folder of any family, or a hub id.")] = None,
     train: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertblocks.cli.completion import complete_override, complete_recipe
 from bertblocks.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -15,10 +16,18 @@ if TYPE_CHECKING:
 
 def plan(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a shipped recipe.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=complete_recipe,
+            help="A recipe file (.yaml) or the name of a shipped recipe.",
+        ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Values that override the recipe's.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY.SUB=VALUE", autocompletion=complete_override, help="Values that override the recipe's."
+        ),
     ] = None,
     gpu: Annotated[str, typer.Option(help="The kind of GPU.")] = "h100",
     count: Annotated[int, typer.Option(help="The number of GPUs.")] = 8,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bertblocks.cli.completion import complete_override, complete_recipe
 from bertblocks.cli.output import make_console, make_table, print_table
 from bertblocks.cli.source import fail
 
@@ -17,10 +18,17 @@ if TYPE_CHECKING:
 def pretrain(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="A recipe file (.yaml) or the name of a shipped recipe. Default: demo."),
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=complete_recipe,
+            help="A recipe file (.yaml) or the name of a shipped recipe. Default: demo.",
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY.SUB=VALUE", help="Values that override the recipe's.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY.SUB=VALUE", autocompletion=complete_override, help="Values that override the recipe's."
+        ),
     ] = None,
 ) -> None:
     """Train a model from a recipe. The same command continues an interrupted run.
