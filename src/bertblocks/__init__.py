@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bertblocks._auto import register_with_transformers
-from bertblocks.core.cpu import avoid_broken_amx
+from bertblocks.core.cpu import configure_onednn
 
 if TYPE_CHECKING:
     from bertblocks.checkpoints.convert import convert as convert
@@ -98,5 +98,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
-avoid_broken_amx()
+configure_onednn()
 register_with_transformers()

@@ -259,7 +259,7 @@ def test_bfloat16_is_chosen_where_the_cpu_multiplies_it_faster(
     assert choose_precision("auto", torch.device("cpu")) == ("bf16" if has_units else "fp32")
     assert choose_precision("fp32", torch.device("cpu")) == "fp32"
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    cpu.avoid_broken_amx()
+    cpu.configure_onednn()
     assert ("ONEDNN_MAX_CPU_ISA" in os.environ) == ("amx_tile" in flags and level == 28)
 
 

@@ -229,6 +229,35 @@ def test_a_damaged_workbook_is_one_sentence(tmp_path: Path) -> None:
             list(read_inputs([tmp_path / f"{name}.xlsx"], TEXT))
 
 
+def test_a_workbook_that_expands_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workbook = write_workbook(tmp_path / "a.xlsx", ("text",), ("fine",))
+    monkeypatch.setattr("bertblocks.text.workbooks.MAX_WHOLE_BYTES", 2**20)
+    with zipfile.ZipFile(workbook, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/extra.xml", b" " * 2**21)
+    with pytest.raises(DataError, match="the workbook has more than 1 MiB"):
+        list(read_inputs([workbook], TEXT))
+
+
+def arrow_file(path: Path) -> bytes:
+    table = pa.Table.from_pylist([{"text": f"text {number}", "words": ["a", "b"]} for number in range(20)])
+    feather.write_feather(table, path, compression="uncompressed")
+    return path.read_bytes()
+
+
+def test_a_damaged_arrow_file_is_one_sentence(tmp_path: Path) -> None:
+    """Offsets that point outside a buffer once ended the process with a segmentation fault."""
+    path = tmp_path / "a.arrow"
+    intact = arrow_file(path)
+    damaged = 0
+    for place in range(0, len(intact), 7):
+        path.write_bytes(intact[:place] + bytes([intact[place] ^ 255]) + intact[place + 1 :])
+        try:
+            list(read_inputs([path], TEXT))
+        except DataError:
+            damaged += 1
+    assert damaged > 20
+
+
 def test_each_wrong_path_has_its_own_sentence(tmp_path: Path) -> None:
     link = tmp_path / "link.csv"
     link.symlink_to(tmp_path / "gone.csv")

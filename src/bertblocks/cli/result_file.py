@@ -36,23 +36,33 @@ class ResultFile:
         self.partial = path.with_name(path.name + ".partial")
         #: Inputs that need not be read again.
         self.done = 0
-        header = to_json_line({"bertblocks": command}).encode() + b"\n"
+        self._header = to_json_line({"bertblocks": command}).encode() + b"\n"
+        self._open_file: IO[bytes] | None = None
         if self.partial.exists():
-            self._resume(header)
-        else:
-            self.partial.parent.mkdir(parents=True, exist_ok=True)
-            self.partial.write_bytes(header)
-        self._file = open(self.partial, "ab")  # noqa: SIM115
+            self._resume()
 
-    def _resume(self, header: bytes) -> None:
+    @property
+    def _file(self) -> IO[bytes]:
+        """The partial file, created by its first use: a command that fails before leaves nothing behind."""
+        if self._open_file is None:
+            if not self.partial.exists():
+                self.partial.parent.mkdir(parents=True, exist_ok=True)
+                self.partial.write_bytes(self._header)
+            self._open_file = open(self.partial, "ab")  # noqa: SIM115
+        return self._open_file
+
+    def _resume(self) -> None:
         with open(self.partial, "r+b") as file:
-            if file.readline() != header:
+            if file.readline() != self._header:
                 raise ValueError(f"{self.partial} belongs to another command; delete it, or choose another --output.")
             end = file.tell()
             for line in file:
                 if not line.endswith(b"\n"):  # the run was killed while writing it
                     break
-                self.done = json.loads(line)[0] + 1
+                try:
+                    self.done = json.loads(line)[0] + 1
+                except (ValueError, TypeError, LookupError) as error:
+                    raise ValueError(f"{self.partial} is damaged; delete it and run the command again.") from error
                 end += len(line)
             file.truncate(end)
         logger.info(f"resuming {self.path} after {self.done:,} inputs")
@@ -63,7 +73,8 @@ class ResultFile:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._open_file is not None:
+            self._open_file.close()
 
     def finish(self) -> int:
         """Writes the file and returns the number of its records."""

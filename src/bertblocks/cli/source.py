@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from bertblocks.core.console import printable
+from bertblocks.core.messages import shorten
 from bertblocks.core.storage import why_unreadable
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def fail(message: object) -> NoReturn:
         raise message
     if isinstance(message, OSError) and message.filename is not None:
         message = f"{message.filename}: {message.strerror}."
-    typer.echo(printable(f"bertblocks: {' '.join(str(message).split())}"), err=True)
+    typer.echo(printable(f"bertblocks: {shorten(' '.join(str(message).split()))}"), err=True)
     raise typer.Exit(1)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.dataclasses import type_validator
 
-from bertblocks.core.messages import short_repr
+from bertblocks.core.messages import InputError, short_repr
 from bertblocks.core.registry import nearest
 from bertblocks.nn.activation import activation_names
 from bertblocks.nn.backends import BACKENDS
@@ -151,7 +151,7 @@ NGPT_VALUES = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """An invalid config. The message names the key, its value, and what would work."""
 
 

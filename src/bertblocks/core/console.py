@@ -11,18 +11,21 @@ from rich.text import Text
 
 #: Wide enough that nothing is truncated or wrapped when a program reads the output.
 PIPE_WIDTH = 100_000
-#: Escape sequences and other control characters; newlines and tabs are harmless.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Escape sequences and other control characters; newlines and tabs are harmless. Halves of surrogate pairs cannot be
+#: printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
     """Escapes control characters other than newlines and tabs, so that data cannot send commands to a terminal.
 
+    Halves of surrogate pairs are escaped too, because they cannot be printed.
+
     Example:
         >>> printable("\x1b[31mred")
         '\\\\x1b[31mred'
     """
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class SafeConsole(Console):

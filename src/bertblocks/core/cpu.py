@@ -14,6 +14,9 @@ CPUINFO = Path("/proc/cpuinfo")
 TILE_LEAF = 0x1D
 #: oneDNN's name for the largest instruction set below AMX.
 BELOW_AMX = "AVX512_CORE_FP16"
+#: How many compiled operations oneDNN keeps, 1,024 by default. Every shape needs its own, of about half a megabyte, so
+#: ragged batches would fill the cache with what is not used again. One forward pass needs up to 10.
+CACHED_PRIMITIVES = 64
 
 
 @cache
@@ -48,10 +51,11 @@ def is_amx_broken() -> bool:
     return "amx_tile" in cpu_flags() and level.isdigit() and int(level) < TILE_LEAF
 
 
-def avoid_broken_amx() -> None:
-    """Stop oneDNN from using AMX where that would crash. oneDNN reads the variable once, at its first product."""
+def configure_onednn() -> None:
+    """Keep oneDNN from using AMX where that would crash, and bound its cache. It reads both once, at its first use."""
     if is_amx_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", BELOW_AMX)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CACHED_PRIMITIVES))
 
 
 def allowed_cpus() -> int:

@@ -1,13 +1,21 @@
-"""Values in error messages."""
+"""Error messages of bounded length, and values and other libraries' errors in them."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import reprlib
 from typing import Any
 
-#: The most characters of a value that a message prints.
-MAX_CHARACTERS = 500
+#: The most characters of a message, and of a value in it.
+MAX_MESSAGE, MAX_VALUE = 500, 200
+
+
+class InputError(ValueError):
+    """What a user gave cannot be used. Files can hold values of any length, so the message is cut to 500 characters."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shorten(message))
 
 
 class _Printer(reprlib.Repr):
@@ -17,7 +25,7 @@ class _Printer(reprlib.Repr):
         super().__init__()
         self.maxlevel = 4
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 40
-        self.maxstring = self.maxother = self.maxlong = MAX_CHARACTERS
+        self.maxstring = self.maxother = self.maxlong = MAX_VALUE
 
     def repr_dict(self, x: dict, level: int) -> str:
         """Keep the order of the keys, which reprlib sorts."""
@@ -29,16 +37,37 @@ class _Printer(reprlib.Repr):
 
 
 _printer = _Printer()
+_CLASS = re.compile(r"<class '([\w.]+)'>")
+
+
+def shorten(text: str, most: int = MAX_MESSAGE) -> str:
+    """Cut a text to at most `most` characters.
+
+    Example:
+        >>> shorten("abc"), len(shorten("a" * 1000))
+        ('abc', 500)
+    """
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return what another library says went wrong, without its further lines, or the kind of its error.
+
+    Example:
+        >>> first_line(ValueError("no header.\\nbacktrace")), first_line(KeyError())
+        ('no header', 'KeyError')
+    """
+    line = next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
+    return _CLASS.sub(lambda match: match[1], line)[:300]
 
 
 def short_repr(value: Any) -> str:
-    """Return the repr of a value, cut to at most 500 characters; the work is bounded too.
+    """Return the repr of a value, cut to at most 200 characters; the work is bounded too.
 
     Example:
         >>> short_repr("rms"), len(short_repr(["x" * 10_000] * 10_000))
-        ("'rms'", 500)
+        ("'rms'", 200)
     """
-    if isinstance(value, int) and value.bit_length() > 4 * MAX_CHARACTERS:  # Python refuses to print very long integers
+    if isinstance(value, int) and value.bit_length() > 4 * MAX_VALUE:  # Python refuses to print very long integers
         return f"an integer of {value.bit_length()} bits"
-    text = _printer.repr(value)
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+    return shorten(_printer.repr(value), MAX_VALUE)

@@ -11,7 +11,7 @@ Block = TypeVar("Block")
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a hint such as `` (did you mean 'rms'?)``, or an empty string if nothing is close."""
-    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
+    matches = difflib.get_close_matches(str(name)[:100], list(known), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bertblocks.core.messages import InputError, short_repr
 from bertblocks.core.registry import nearest
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -28,21 +29,19 @@ class Section(BaseModel):
         for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:
                 known = list(cls.model_fields)
-                raise ValueError(f"has no key {key!r}{nearest(key, known)}; the keys are {', '.join(known)}")
+                raise ValueError(f"has no key {short_repr(key)}{nearest(key, known)}; the keys are {', '.join(known)}")
         return values
 
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-class RecipeError(ValueError):
+class RecipeError(InputError):
     """An invalid recipe. The message names the key."""
 
 
 #: Limits for YAML values, with aliases expanded.
 MAX_VALUES, MAX_DEPTH = 100_000, 50
-#: Error messages show at most this many characters of a value.
-MAX_SHOWN = 200
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,6 +53,13 @@ class _Loader(yaml.SafeLoader):
             return None
         _check_size(node)
         return self.construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _problem(f"{short_repr(node.value)} is not a value of the type {kind!r}", node) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -124,7 +130,7 @@ def parse_value(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise RecipeError(f"{origin}: {show(text)} is not a valid YAML value.") from error
+        raise RecipeError(f"{origin}: {short_repr(text)} is not a valid YAML value.") from error
 
 
 def read_section(schema: type[Schema], values: dict[str, Any], origin: str) -> Schema:
@@ -143,7 +149,7 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
     """Sets one value, as in `optimizer.lr=2e-3`. A missing section starts from the schema's default."""
     key, equals, text = assignment.partition("=")
     if not equals or not key:
-        raise RecipeError(f"{show(assignment)} is not an override; write key.sub=value.")
+        raise RecipeError(f"{short_repr(assignment)} is not an override; write key.sub=value.")
     place: Any = values
     *parents, last = key.split(".")
     if parents and parents[0] not in values and parents[0] in schema.model_fields:
@@ -152,7 +158,7 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
     for name in parents:
         place = place.setdefault(name, {}) if isinstance(place, dict) else place[_index(place, name, key)]
         if not isinstance(place, (dict, list)):
-            raise RecipeError(f"{show(assignment)}: {name} is {show(place)}, which does not have keys.")
+            raise RecipeError(f"{short_repr(assignment)}: {name} is {short_repr(place)}, which does not have keys.")
     place[last if isinstance(place, dict) else _index(place, last, key)] = parse_value(text, assignment)
 
 
@@ -177,20 +183,9 @@ def _describe(values: Any, problem: Any) -> tuple[str, str]:
         path.append("kind")
         expected = [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
         tag = problem["ctx"]["tag"]
-        message = f"is {show(tag)}{nearest(tag, expected)}; it must be one of {', '.join(expected)}"
+        message = f"is {short_repr(tag)}{nearest(tag, expected)}; it must be one of {', '.join(expected)}"
     elif kind == "missing":
         message = "is missing"
     elif kind != "value_error":
-        message = f"is {show(given)}; {message.replace('Input should', 'it must')}"
+        message = f"is {short_repr(given)}; {message.replace('Input should', 'it must')}"
     return ".".join(path) or "the recipe", message
-
-
-def show(value: Any) -> str:
-    """A value for an error message, shortened if it is long.
-
-    Example:
-        >>> show("a"), len(show("a" * 1000))
-        ("'a'", 200)
-    """
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from bertblocks.core.messages import first_line
 from bertblocks.text.files import is_compressed, peek, read_whole
 from bertblocks.text.records import BadRecord, DataError, Location, Record, Slice, find_key
 
@@ -22,13 +23,25 @@ def _import_arrow(source: str) -> Any:
     return pyarrow
 
 
+def _damage(pyarrow: Any) -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises, here or when values become Python's, such as a date in the year 20,000."""
+    return (pyarrow.ArrowException, OSError, ValueError, OverflowError)
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch. Offsets that point outside it would read foreign memory, so they are checked first."""
+    batch.validate(full=True)
+    for start in range(0, batch.num_rows, BATCH_ROWS):
+        yield from batch.slice(start, BATCH_ROWS).to_pylist()
+
+
 def cut_parquet(path: Path, slice_bytes: int) -> list[Slice]:
     """Slices of whole row groups; none for a file that cannot be opened, which reading will report."""
     pyarrow = _import_arrow(str(path))
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             groups = [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
-    except pyarrow.ArrowInvalid:
+    except _damage(pyarrow):
         return []
     slices, start = [], 0
     for stop in range(1, len(groups) + 1):
@@ -59,11 +72,11 @@ def read_parquet(file: IO[bytes], part: Slice, needed: str | None) -> Iterator[R
                 yield BadRecord(Location(part.path, "row", number), reason, sum(rows[group] for group in groups))
                 return
             for batch in table.iter_batches(BATCH_ROWS, row_groups=list(groups)):
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     yield Record(Location(part.path, "row", number), row)
                     number += 1
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        reason = f"the file is not parquet, or is damaged from here on ({str(error).splitlines()[0]})"
+    except _damage(pyarrow) as error:
+        reason = f"the file is not parquet, or is damaged from here on ({first_line(error)})"
         yield BadRecord(Location(part.path, "row", number), reason)
 
 
@@ -73,12 +86,11 @@ def read_arrow(file: IO[bytes], source: str) -> Iterator[Record | BadRecord]:
     number = 1
     try:
         for batch in _batches(pyarrow, file, source):
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                for row in batch.slice(start, BATCH_ROWS).to_pylist():
-                    yield Record(Location(source, "row", number), row)
-                    number += 1
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        reason = f"the file is not Arrow, or is damaged from here on ({str(error).splitlines()[0]})"
+            for row in _rows(batch):
+                yield Record(Location(source, "row", number), row)
+                number += 1
+    except _damage(pyarrow) as error:
+        reason = f"the file is not Arrow, or is damaged from here on ({first_line(error)})"
         yield BadRecord(Location(source, "row", number), reason)
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
 
+from bertblocks.core.messages import InputError
 from bertblocks.core.registry import nearest
 
 Format = Literal["text", "csv", "tsv", "jsonl", "json", "parquet", "arrow", "xlsx"]
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data that cannot be used. The message names the file and line, what is there, and what would work."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertblocks.core.messages import short_repr
 from bertblocks.text.columns import choose_columns
 from bertblocks.text.files import bad_characters, format_by_name
 from bertblocks.text.json_files import load_json
@@ -71,19 +72,19 @@ def _checked(questions: list[Question], source: str | Path) -> list[Question]:
     for question in questions:
         _check(question)
         if question.id in seen:
-            raise DataError(f"{question.place}: the id {question.id!r} occurs twice.")
+            raise DataError(f"{question.place}: the id {short_repr(question.id)} occurs twice.")
         seen.add(question.id)
     return questions
 
 
 def _read_article(path: Path, number: int, article: dict[str, Any]) -> list[Question]:
     questions = []
-    for position, paragraph in enumerate(article["paragraphs"], start=1):
-        for entry in paragraph.get("qas", []):
-            place = f"{path} article {number} paragraph {position} question {entry.get('id')!r}"
+    for position, paragraph in enumerate(_objects(article, "paragraphs", f"{path} article {number}"), start=1):
+        for entry in _objects(paragraph, "qas", f"{path} article {number} paragraph {position}"):
+            place = f"{path} article {number} paragraph {position} question {short_repr(entry.get('id'))}"
             for key, holder in (("id", entry), ("question", entry), ("context", paragraph)):
                 if not isinstance(holder.get(key), str):
-                    raise DataError(f"{place}: {key!r} is {holder.get(key)!r}; it must be a text.")
+                    raise DataError(f"{place}: {key!r} is {short_repr(holder.get(key))}; it must be a text.")
             answers = [] if entry.get("is_impossible") else entry.get("answers", [])
             questions.append(
                 Question(entry["id"], entry["question"], paragraph["context"], _read_answers(answers, place), place)
@@ -91,11 +92,18 @@ def _read_article(path: Path, number: int, article: dict[str, Any]) -> list[Ques
     return questions
 
 
+def _objects(holder: dict[str, Any], key: str, place: str) -> list[dict[str, Any]]:
+    values = holder.get(key, [])
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise DataError(f"{place}: {key!r} is {short_repr(values)}; it must be a list of objects.")
+    return values
+
+
 def _read_row(records: Records, index: int, columns: Mapping[str, str]) -> Question:
     row, place = records.rows[index], records.place(index)
     for role in ("question", "context"):
         if not isinstance(row[columns[role]], str):
-            raise DataError(f"{place}: {columns[role]!r} is {row[columns[role]]!r}; it must be a text.")
+            raise DataError(f"{place}: {columns[role]!r} is {short_repr(row[columns[role]])}; it must be a text.")
     identity = str(row[columns["id"]]) if "id" in columns else str(records.numbers[index])
     answers = _read_answers(row[columns["answers"]] or [], place)
     return Question(identity, row[columns["question"]], row[columns["context"]], answers, place)
@@ -104,17 +112,23 @@ def _read_row(records: Records, index: int, columns: Mapping[str, str]) -> Quest
 def _read_answers(answers: Any, place: str) -> list[GoldAnswer]:
     if isinstance(answers, dict) and isinstance(answers.get("text"), list):
         texts, starts = answers["text"], answers.get("answer_start") or []
+        if not isinstance(starts, list):
+            raise DataError(f"{place}: answer_start is {short_repr(starts)}; it must be a list of whole numbers.")
         if len(texts) != len(starts):
             raise DataError(f"{place}: there are {len(texts)} answers and {len(starts)} answer_start; each needs one.")
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     elif isinstance(answers, dict):
         answers = [answers]
     if not isinstance(answers, list):
-        raise DataError(f"{place}: the answers are {answers!r}; they must be a list of texts with answer_start.")
+        raise DataError(
+            f"{place}: the answers are {short_repr(answers)}; they must be a list of texts with answer_start."
+        )
     for answer in answers:
         right = isinstance(answer, dict) and isinstance(answer.get("text"), str)
         if not right or not isinstance(answer.get("answer_start"), int):
-            raise DataError(f"{place}: the answer {answer!r} must have a text and a whole number answer_start.")
+            raise DataError(
+                f"{place}: the answer {short_repr(answer)} must have a text and a whole number answer_start."
+            )
     return [GoldAnswer(answer["text"], answer["answer_start"]) for answer in answers]
 
 
@@ -126,6 +140,6 @@ def _check(question: Question) -> None:
         found = question.context[answer.start : answer.end]
         if answer.start < 0 or found != answer.text:
             raise DataError(
-                f"{question.place}: the answer {answer.text!r} is not at answer_start {answer.start}, where "
-                f"the context has {found!r}."
+                f"{question.place}: the answer {short_repr(answer.text)} is not at answer_start {answer.start}, where "
+                f"the context has {short_repr(found)}."
             )

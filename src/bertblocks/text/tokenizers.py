@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bertblocks.core.messages import first_line, short_repr
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -35,15 +37,27 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if not Path(text).is_dir() and (text.startswith((".", "/", "~")) or text.count("/") > 1):
         raise ValueError(f"{text} is not a folder with a tokenizer.")
     try:
-        return AutoTokenizer.from_pretrained(text, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(text, trust_remote_code=False)
+        _check(tokenizer)
+        return tokenizer
     except BaseException as error:
         # damaged files make transformers raise errors of every kind, and the Rust library panic
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
             raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300].rstrip(".")
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs Python code from the checkpoint, which BertBlocks never runs"
         raise ValueError(f"Cannot load a tokenizer from {text}: {reason}.") from error
+
+
+def _check(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises for what transformers reads from files but does not check before it is used."""
+    length = tokenizer.model_max_length
+    if not isinstance(length, (int, float)) or not length >= 1:
+        raise ValueError(f"model_max_length is {short_repr(length)}; it must be a number of tokens")
+    ids = tokenizer("a", "b")["input_ids"]
+    if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
+        raise ValueError("it does not turn texts into token ids")
 
 
 def load_tokenizer_if_any(folder: Path) -> PreTrainedTokenizerBase | None:

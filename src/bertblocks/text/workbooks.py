@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import IO, Any
 
-from bertblocks.text.files import read_whole
+from bertblocks.core.messages import first_line
+from bertblocks.text.files import MAX_WHOLE_BYTES, read_whole
 from bertblocks.text.headers import HEADER_ROWS
 from bertblocks.text.records import BadRecord, DataError, Location, Record
 
@@ -40,13 +40,19 @@ def read_workbook(
 def _read_rows(openpyxl: Any, content: bytes, source: str) -> Iterator[tuple[int, Sequence[Any]]]:
     """The rows of the first sheet that are not empty, with their numbers."""
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_WHOLE_BYTES:
+                raise DataError(
+                    f"{source}: the workbook has more than {MAX_WHOLE_BYTES // 2**20} MiB; save it as .csv."
+                )
         book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
         if not book.worksheets:
             raise DataError(f"{source}: the workbook has no sheet with cells.")
         for number, row in enumerate(book.worksheets[0].values, start=1):
             if any(cell is not None for cell in row):
                 yield number, row
-    except (KeyError, TypeError, ValueError, OSError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{source}: the file is not an .xlsx workbook, or it is damaged ({error}).") from error
+    except DataError:
+        raise
+    except Exception as error:  # openpyxl raises errors of every kind for a damaged workbook
+        reason = first_line(error)
+        raise DataError(f"{source}: the file is not an .xlsx workbook, or it is damaged ({reason}).") from error

@@ -12,8 +12,8 @@ from rich.console import Console
 from bertblocks.analysis import summarize
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.console import make_console
+from bertblocks.core.messages import short_repr
 from bertblocks.core.requirements import require_packages
-from bertblocks.core.settings import show
 from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
@@ -168,7 +168,7 @@ def implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
     implied = {key: value for key, value in config.to_dict().items() if key not in own and value != preset.get(key)}
     if not implied:
         return []
-    return [f"model.config implies {', '.join(f'{key}={show(value)}' for key, value in implied.items())}."]
+    return [f"model.config implies {', '.join(f'{key}={short_repr(value)}' for key, value in implied.items())}."]
 
 
 def _finish(

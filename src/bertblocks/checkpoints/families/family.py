@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError, own_keys
+from bertblocks.core.messages import shorten
 
 #: Keys that have the same name in BertBlocks and in every family of transformers.
 COMMON_KEYS = {
@@ -189,7 +190,7 @@ class Family:
                 return self.config_class.from_dict(values)
             return getattr(transformers, self.config_class).from_dict(values)
         except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ConfigError(f"This is not a valid {self.name} config: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"This is not a valid {self.name} config: {_config_problem(error)}.") from error
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
         """A transformers model whose weights are still to be set."""
@@ -302,6 +303,13 @@ class Family:
             is_head = is_head or (task == "base" and name.split(".")[0] not in encoder_parts)
             if not is_head and not any(re.search(pattern, name) for pattern in self.ignored):
                 raise ValueError(f"{label}: {name!r} has no place in a {self.name} model with this config.")
+
+
+def _config_problem(error: Exception) -> str:
+    """What transformers says about a config, without the names of its Python classes."""
+    text = " ".join(str(error).split()).partition(" Errors: ")[0].rstrip(".")
+    text = re.sub(r"^Validation error for field '\w+': \w+: ", "", text)
+    return shorten(re.sub(r"<class '(?:NoneType|([\w.]+))'>", lambda match: match[1] or "null", text))
 
 
 def _check_stackable(parts: dict[str, Tensor]) -> None:
