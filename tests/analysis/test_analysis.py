@@ -438,3 +438,9 @@ def test_diagram_labels_describe_the_modules() -> None:
         == "token embedding 60 x 32<br/>token types 2 x 32<br/>learned positions 64 x 32<br/>LayerNorm"
     )
     assert nodes["decoder"] == "decoder<br/>32 to 60<br/>tied to the token embedding"
+
+
+def test_an_int8_model_is_described_as_what_it_replaces() -> None:
+    plain, quantized = (BertBlocksConfig.from_preset("mini", quantization=choice) for choice in (None, "int8"))
+    assert analyze(quantized, "masked-lm", [16]).costs == analyze(plain, "masked-lm", [16]).costs
+    assert analyze(quantized, "masked-lm", [16]).parameters == analyze(plain, "masked-lm", [16]).parameters

@@ -16,9 +16,12 @@ PARTS = ("token embedding", "position and type embedding", "attention", "feed-fo
 
 
 def build(config: BertBlocksConfig, task: str) -> BertBlocksPreTrainedModel:
-    """Builds the model of a task on the meta device, with plain kernels regardless of the config."""
+    """Builds the model of a task on the meta device, with plain kernels and layers regardless of the config.
+
+    int8 layers do the same work as those that they replace.
+    """
     config = copy.copy(config)
-    config.attention_backend, config.kernel_backend = "eager", "torch"
+    config.attention_backend, config.kernel_backend, config.quantization = "eager", "torch", None
     with torch.device("meta"):
         return TASK_MODELS[task](config)
 
