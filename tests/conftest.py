@@ -1,6 +1,9 @@
 """Settings and fixtures that tests share."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -23,3 +26,15 @@ hypothesis.settings.load_profile("bertblocks")
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The words that start a Python process in which the package is already imported; see tests/warm_python.py."""
+    script, path = Path(__file__).with_name("warm_python.py"), tmp_path_factory.mktemp("warm") / "socket"
+    server = subprocess.Popen([sys.executable, script, "--serve", path], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    yield [sys.executable, "-S", "-E", str(script), str(path)]
+    server.kill()
+    server.wait()

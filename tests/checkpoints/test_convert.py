@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_no_partial_output(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("to", ["bert", "bertblocks"])
-def test_a_real_full_disk_leaves_no_partial_output(tmp_path: Path, to: Any) -> None:
+def test_a_real_full_disk_leaves_no_partial_output(tmp_path: Path, to: Any, warm_python: list[str]) -> None:
     """The system limits files to a few kilobytes."""
     save_reference(tmp_path / "theirs")
     code = f"""
@@ -262,7 +262,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["bertblocks", "convert", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--to", {to!r}]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr

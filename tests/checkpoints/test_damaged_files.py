@@ -4,7 +4,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +229,7 @@ def test_unreadable_files_are_not_reported_as_missing(tmp_path: Path, monkeypatc
         bertblocks.load(folder)
 
 
-def test_a_full_disk_in_quantize_gives_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_in_quantize_gives_one_sentence(tmp_path: Path, warm_python: list[str]) -> None:
     bert(tmp_path / "theirs")
     code = f"""
 import resource, signal, sys
@@ -241,7 +240,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["bertblocks", "quantize", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--min-cosine", "0"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "could not be written" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,12 +171,11 @@ def test_answer_reads_squad_files(folders: Any, tmp_path: Path) -> None:
     assert [row["question"] for row in found] == ["plain?"]
 
 
-def test_each_line_of_a_pipe_gets_its_result_at_once(folders: Any) -> None:
+def test_each_line_of_a_pipe_gets_its_result_at_once(folders: Any, warm_python: list[str]) -> None:
     """The next line is sent only after the result of the last one: held-back output would hang the test."""
-    program = "from bertblocks.cli.main import main; main()"
     arguments = ["embed", folders["embed"], "-", "--json", "--threads", "1"]
     with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*warm_python, "-m", "bertblocks", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         for text in ("plain", "", "北京 words"):
             process.stdin.write(text + "\n")

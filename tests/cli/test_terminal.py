@@ -7,7 +7,6 @@ import os
 import pty
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ TEXTS = ["plain words", "two here", "leading words are here"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folders(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> dict[str, str]:
+    """The folder of a model for each command, the folder of the inputs, and the words that start `bertblocks`."""
     root, found = tmp_path_factory.mktemp("models"), {}
     for command, (kind, options) in KINDS.items():
         folder = root / command
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (root / "masks.txt").write_text("".join(f"{text} [MASK]\n" for text in TEXTS))
     questions = [{"question": "two", "context": text} for text in TEXTS]
     (root / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    return found | {"root": str(root)}
+    return found | {"root": str(root), "bertblocks": shlex.join([*warm_python, "-m", "bertblocks"])}
 
 
 def on_terminal(command: str) -> tuple[int, str]:
@@ -70,8 +70,8 @@ def on_terminal(command: str) -> tuple[int, str]:
 
 def call(folders: dict[str, str], command: str, *options: str) -> str:
     file = {"answer": "questions.jsonl", "fill-mask": "masks.txt"}.get(command, "texts.txt")
-    words = [sys.executable, "-m", "bertblocks", command, folders[command], "--file", f"{folders['root']}/{file}"]
-    return shlex.join([*words, *options])
+    words = [command, folders[command], "--file", f"{folders['root']}/{file}", *options]
+    return f"{folders['bertblocks']} {shlex.join(words)}"
 
 
 @pytest.mark.parametrize("command", KINDS)
@@ -105,22 +105,21 @@ def test_a_closed_stdout_gives_one_sentence(folders: Any) -> None:
 
 
 def test_convert_and_prepare_print_their_results_below_progress_bars(folders: Any, tmp_path: Path) -> None:
-    python = shlex.quote(sys.executable)
-    done = tmp_path / "convert.json"
-    code, shown = on_terminal(f"{python} -m bertblocks convert {folders['embed']} {tmp_path / 'ours'} --json > {done}")
+    program, done = folders["bertblocks"], tmp_path / "convert.json"
+    code, shown = on_terminal(f"{program} convert {folders['embed']} {tmp_path / 'ours'} --json > {done}")
     assert code == 0, shown
     assert json.loads(done.read_text())["target_family"] == "bertblocks"
     done = tmp_path / "prepare.json"
     texts = f"{folders['root']}/texts.txt"
-    prepare = f"{python} -m bertblocks data prepare {tmp_path / 'tokens'} {texts} --tokenizer {folders['embed']}"
+    prepare = f"{program} data prepare {tmp_path / 'tokens'} {texts} --tokenizer {folders['embed']}"
     code, shown = on_terminal(f"{prepare} --one-per line --json > {done}")
     assert code == 0, shown
     assert json.loads(done.read_text())["documents"] == len(TEXTS)
 
 
-def test_a_full_disk_behind_stdout_gives_one_sentence() -> None:
+def test_a_full_disk_behind_stdout_gives_one_sentence(folders: Any) -> None:
     for command in ("presets", "schema"):
-        code, shown = on_terminal(f"{shlex.quote(sys.executable)} -m bertblocks {command} > /dev/full")
+        code, shown = on_terminal(f"{folders['bertblocks']} {command} > /dev/full")
         assert code == 1
         assert "bertblocks: standard output could not be written: No space left on device." in " ".join(shown.split())
         assert "Traceback" not in shown

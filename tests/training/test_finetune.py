@@ -348,7 +348,8 @@ def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
         finetune(task, base, files / file, output=out / task, **options)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_learn_as_one_does(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
     """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
     pooled = tmp_path / "pooled"

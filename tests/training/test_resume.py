@@ -43,12 +43,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_killed_at_random_and_during_saves_end_with_the_same_weights(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), "12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+@pytest.mark.parametrize("kills", [6, pytest.param(12, marks=pytest.mark.slow)])
+def test_runs_killed_at_random_and_during_saves_end_with_the_same_weights(tmp_path: Path, kills: int) -> None:
+    command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * kills)
     assert done.returncode == 0, done.stderr
     killed, torn = map(int, done.stdout.split())
-    assert killed >= 10
+    assert killed >= kills - 2
     assert torn >= 1, "no kill left half a checkpoint behind"
     assert_same_run(tmp_path / "killed", tmp_path / "straight")
 
