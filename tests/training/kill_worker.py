@@ -59,7 +59,7 @@ def main() -> None:
         else:
             finished = run_in_child(folder, further=chance.randint(0, 3), seconds=chance.uniform(0.0, 0.02))
         killed += not finished
-        torn += bool(list(folder.glob("checkpoints/.step-*.writing")))
+        torn += bool(list(folder.glob("checkpoints/.step-*.partial")))
     run_in_child(folder)
     print(killed, torn)
 

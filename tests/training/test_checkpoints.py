@@ -111,9 +111,11 @@ def test_a_finished_run_keeps_milestones_or_all(tmp_path: Path) -> None:
         folder = CheckpointFolder(tmp_path / str(keep), keep, milestones=30)
         for step in range(10, 80, 10):
             folder.write(step, lambda path: (path / "numbers").write_bytes(b"x" * 1000) and None)
-        (folder.path / ".step-00000080.writing").mkdir()
+        for unfinished in (".step-00000080-x.partial", ".step-00000080.writing"):  # the second is of version 0.1.0
+            (folder.path / unfinished).mkdir()
         sizes = folder.remove_finished()
         assert folder.steps() == left
+        assert not list(folder.path.glob(".*")) or keep is None
         assert [size > 1000 for size in sizes] == ([True] if keep else []), "the second newest is a milestone"
     folder = CheckpointFolder(tmp_path / "none", keep=2)
     assert folder.remove_finished() == []

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
+from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.storage import atomic_file
 from bertblocks.data.corpus import FileCorpus
 from bertblocks.data.workers import worker_pool
@@ -58,7 +59,7 @@ def gather_docstrings(
     counted as `broken`.
     """
     files = list(find_files(python_roots() if roots is None else roots))
-    workers = min(workers or os.cpu_count() or 1, -(-len(files) // FILES_PER_TASK) or 1)
+    workers = min(workers or allowed_cpus(), -(-len(files) // FILES_PER_TASK) or 1)
     tasks = [files[start : start + FILES_PER_TASK] for start in range(0, len(files), FILES_PER_TASK)]
     texts: dict[bytes, tuple[str, str]] = {}
     broken = 0

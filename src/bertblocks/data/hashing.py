@@ -46,7 +46,7 @@ def _as_bits(part: int | str | NDArray) -> UInt64:
 
 def uniform(bits: UInt64) -> NDArray[np.float64]:
     """Numbers in [0, 1) from the upper 53 bits."""
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return (bits >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def draw(keys: UInt64, counters: NDArray) -> UInt64:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.storage import PARTIAL, atomic_file, lock_folder, read_json, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
 from bertblocks.data.tokens import INFO, TokenStore, crc32
@@ -63,7 +64,7 @@ def prepare(
             write_json(folder / TOKENIZER, backend)
         missing = [number for number in range(len(shards)) if not _marker(folder, number).is_file()]
         on_shard(len(shards) - len(missing), len(shards))
-        finished = _make_shards(corpus, shards, folder, missing, workers or os.cpu_count() or 1)
+        finished = _make_shards(corpus, shards, folder, missing, workers or allowed_cpus())
         for done, _ in enumerate(finished, start=len(shards) - len(missing) + 1):
             on_shard(done, len(shards))
         if missing or _read(folder / INFO).get("fingerprint") != fingerprint:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertblocks.core.console import write_bytes
-from bertblocks.core.storage import checksum, flush_folder, flush_tree, list_files, read_json, write_json
+from bertblocks.core.storage import atomic_folder, checksum, list_files, read_json, remove_partial, write_json
 
 MARKER = "complete.json"
 STATE = "state.json"
@@ -46,21 +46,14 @@ class CheckpointFolder:
     def write(self, step: int, write_files: Callable[[Path], None], protected: int | None = None) -> Path:
         """Writes a checkpoint. `write_files` fills the folder that it is given."""
         target = self.path / f"step-{step:08d}"
-        temporary = self.path / f".step-{step:08d}.writing"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
-            temporary.mkdir()
-            write_files(temporary)
-            flush_tree(temporary)
-            checksums = {file.relative_to(temporary).as_posix(): checksum(file) for file in list_files(temporary)}
             remove_checkpoint(target)  # it is damaged, or the run would have resumed from it
-            temporary.rename(target)
-            flush_folder(self.path)
+            with atomic_folder(target) as scratch:
+                write_files(scratch)
+                checksums = {file.relative_to(scratch).as_posix(): checksum(file) for file in list_files(scratch)}
             write_json(target / MARKER, {"step": step, "sha256": checksums})
-            flush_folder(target)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(f"{target} could not be written: {error}. Earlier checkpoints are intact.") from error
         self._remove_old(step, protected)
         return target
@@ -85,7 +78,8 @@ class CheckpointFolder:
 
     def _remove_unfinished(self) -> None:
         """Removes folders that a killed process left behind while writing."""
-        for entry in self.path.glob(".step-*.writing"):
+        remove_partial(self.path)
+        for entry in self.path.glob(".step-*.writing"):  # of version 0.1.0
             shutil.rmtree(entry)
 
     def _remove_old(self, newest: int, protected: int | None) -> None:
