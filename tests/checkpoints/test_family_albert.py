@@ -1,4 +1,4 @@
-"""What is particular to DistilBERT, ELECTRA and ALBERT."""
+"""Tests of DistilBERT, ELECTRA and ALBERT that go beyond those of all families."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ ALBERT_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size
     ],
     ids=["distilbert-base", "electra-small", "albert-base"],
 )
-def test_published_sizes(config: Any, expected: Any) -> None:
+def test_published_numbers_of_parameters(config: Any, expected: Any) -> None:
     with torch.device("meta"):
         theirs = transformers.AutoModel.from_config(config)
     ours = count_parameters(build(read_config(config), "base"))["total"]
@@ -40,7 +40,7 @@ def test_published_sizes(config: Any, expected: Any) -> None:
 # ---------------------------------------------------------------------- dropout
 
 
-def test_every_dropout_of_distilbert_has_its_place() -> None:
+def test_distilbert_dropouts_are_where_transformers_has_them() -> None:
     theirs = DistilBertConfig(dropout=0.2, attention_dropout=0.3, qa_dropout=0.4, seq_classif_dropout=0.5)
     ours = read_config(theirs)
     dropouts = {
@@ -59,7 +59,7 @@ def test_every_dropout_of_distilbert_has_its_place() -> None:
     }
 
 
-def test_every_dropout_of_electra_and_albert_has_its_place() -> None:
+def test_electra_and_albert_dropouts_are_where_transformers_has_them() -> None:
     theirs = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     electra = read_config(ElectraConfig(**theirs, classifier_dropout=0.4))
     assert electra.embedding_dropout == electra.attention_output_dropout == electra.mlp_output_dropout == 0.2
@@ -121,7 +121,7 @@ def compare(ours: Any, theirs: Any, key: str, their_key: str) -> None:
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def test_a_discriminator_is_read_as_an_encoder_with_a_word_about_its_head(tmp_path: Path) -> None:
+def test_an_electra_discriminator_is_read_as_an_encoder_and_its_head_logged_as_unread(tmp_path: Path) -> None:
     theirs = transformers.ElectraForPreTraining(FAMILY_CASES["electra"].make_config()).eval()
     theirs.save_pretrained(tmp_path)
     with expect_log(r"also has discriminator_predictions\..*, which this model does not use"):
@@ -141,7 +141,7 @@ def test_albert_with_both_pretraining_heads_is_read_for_masked_lm(tmp_path: Path
     assert torch.equal(ours.model.pooler.dense.weight, theirs.albert.pooler.weight)
 
 
-def test_albert_without_ties_reads_the_bias_that_counts() -> None:
+def test_untied_albert_reads_the_bias_that_transformers_uses() -> None:
     theirs = transformers.AlbertForMaskedLM(FAMILY_CASES["albert"].make_config(tie_word_embeddings=False)).eval()
     with torch.no_grad():
         theirs.predictions.decoder.bias.normal_()
@@ -149,7 +149,7 @@ def test_albert_without_ties_reads_the_bias_that_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["distilbert", "electra", "albert"])
-def test_old_files_hold_positions_as_numbers_too(tmp_path: Path, name: Any) -> None:
+def test_old_files_with_position_ids_are_read(tmp_path: Path, name: Any) -> None:
     theirs = transformers.AutoModel.from_config(FAMILY_CASES[name].make_config()).eval()
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -157,7 +157,7 @@ def test_old_files_hold_positions_as_numbers_too(tmp_path: Path, name: Any) -> N
     compare(from_huggingface(tmp_path), theirs, "last_hidden_state", "last_hidden_state")
 
 
-def test_a_checkpoint_with_more_groups_than_its_config_is_an_error(tmp_path: Path) -> None:
+def test_a_checkpoint_with_more_groups_than_its_config_raises(tmp_path: Path) -> None:
     transformers.AlbertModel(FAMILY_CASES["albert"].make_config(num_hidden_groups=2)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_groups": 1}))

@@ -1,4 +1,4 @@
-"""What is particular to ESM: token dropout, contacts, the precision of its rotations, refusals."""
+"""Tests of ESM that go beyond those of all families: token dropout, contacts, RoPE precision, errors."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def make_esm(model_class: Any = EsmModel, **options: Any) -> Any:
 
 
 def proteins(lengths: tuple[int, ...] = (120, 65, 4)) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each ends in 2, and has more or fewer mask tokens."""
+    """Sequences that end in 2 and have different numbers of mask tokens."""
     rows = [ids.clamp(min=4) for ids in ragged_ids(list(lengths), vocab_size=90)]
     for number, ids in enumerate(rows):
         ids[1 :: number + 3] = MASK
@@ -108,7 +108,7 @@ def test_contacts_equal_transformers(backend: Any) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_any_encoder_may_have_a_contact_head(tmp_path: Path) -> None:
+def test_every_encoder_can_have_a_contact_head(tmp_path: Path) -> None:
     options = {"contact_head": True, "eos_token_id": [END, 4], "layer_overrides": {1: {"num_attention_heads": 2}}}
     model = BertBlocksModel(tiny_config(**options)).eval()
     assert model.contact_head.weight.shape == (1, 10)
@@ -142,8 +142,8 @@ def assert_same_and_back(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounded_frequencies_are_kept(dtype: Any) -> None:
-    """Old checkpoints may hold frequencies of half precision, as in training, and transformers keeps them."""
+def test_rounded_rope_frequencies_are_kept(dtype: Any) -> None:
+    """Old checkpoints may contain frequencies in half precision, as in training, and transformers keeps them."""
     theirs = make_esm(EsmForTokenClassification, num_labels=3)
     frequencies = theirs.esm.rotary_embeddings.inv_freq
     frequencies.copy_(frequencies.to(dtype))
@@ -153,14 +153,14 @@ def test_rounded_frequencies_are_kept(dtype: Any) -> None:
     assert_same_and_back(from_huggingface(export(ours)), theirs)
 
 
-def test_frequencies_that_do_not_match_theta_are_an_error() -> None:
+def test_frequencies_that_do_not_match_theta_raise() -> None:
     theirs = make_esm()
     theirs.rotary_embeddings.inv_freq.mul_(1.01)
     with pytest.raises(ConfigError, match=r"rotary_embeddings.inv_freq does not match rope_theta = 10000"):
         from_huggingface(theirs)
 
 
-def test_half_precision_goes_and_comes_back() -> None:
+def test_half_precision_survives_reading_and_writing() -> None:
     theirs = make_esm(EsmForMaskedLM).bfloat16()
     again = export(from_huggingface(theirs))
     for name, tensor in theirs.state_dict().items():
@@ -176,13 +176,13 @@ def test_half_precision_goes_and_comes_back() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it must be 'float32' with rope_scaling"),
     ],
 )
-def test_impossible_precisions_are_an_error(options: Any, message: Any) -> None:
+def test_impossible_frequency_dtypes_raise(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny_config(**{"block_pos_enc_kind": "rope", "rope_frequency_dtype": "float16", **options})
 
 
-def test_an_old_checkpoint_is_read(tmp_path: Path) -> None:
-    """Frequencies in every layer, and a table of positions that rotary models do not use."""
+def test_an_old_esm_checkpoint_is_read(tmp_path: Path) -> None:
+    """Contains frequencies in every layer and a table of positions that rotary models do not use."""
     theirs = make_esm(EsmForMaskedLM)
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -206,7 +206,7 @@ def test_an_untied_decoder_keeps_its_matrix() -> None:
     assert_same_and_back(ours, theirs)
 
 
-def test_places_of_dropout() -> None:
+def test_esm_dropouts_are_where_transformers_has_them() -> None:
     options = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     config = read_config(FAMILY_CASES["esm"].make_config(**options))
     assert config.embedding_dropout == config.mlp_dropout == 0.0
@@ -250,7 +250,7 @@ def test_values_that_esm_cannot_represent_raise_an_error(key: Any, value: Any) -
         export(BertBlocksForMaskedLM(config), "esm")
 
 
-def test_a_checkpoint_without_its_contact_head_is_an_error() -> None:
+def test_a_checkpoint_without_its_contact_head_raises() -> None:
     theirs = make_esm()
     del theirs.contact_head
     with pytest.raises(ValueError, match=r"lacks 'contact_head.regression.weight'"):

@@ -142,7 +142,7 @@ def test_dropout_is_where_transformers_has_it(family: Any, options: Any, expecte
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_rope_scaling_as_transformers_does_it(class_name: Any, family: Any, scaling: Any) -> None:
+def test_rope_scaling_equals_transformers(class_name: Any, family: Any, scaling: Any) -> None:
     options = {"max_position_embeddings": 128, "rope_parameters": {"rope_theta": 1000.0, **scaling}}
     theirs = make(class_name, family, **options)
     ours = from_huggingface(theirs)
@@ -166,8 +166,8 @@ def test_ultrabert_with_one_kind_of_layers_needs_one_theta(kind: Any) -> None:
 # ---------------------------------------------------------------------- heads
 
 
-def test_ultrabert_as_published(tmp_path: Path) -> None:
-    """Another prefix, and the decoder apart."""
+def test_the_published_ultrabert_checkpoint_is_read(tmp_path: Path) -> None:
+    """It has another prefix and a separate decoder."""
     theirs = make("UltrabertForMaskedLM", "ultrabert")
     tensors = {}
     for key, tensor in theirs.state_dict().items():
@@ -181,7 +181,7 @@ def test_ultrabert_as_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("class_name", "family"), [("NomicBertModel", "nomic_bert"), ("GteModel", "gte")])
-def test_a_pooler_is_kept_where_there_is_one(class_name: Any, family: Any) -> None:
+def test_a_pooler_is_kept_if_there_is_one(class_name: Any, family: Any) -> None:
     theirs = make(class_name, family, base_options={"add_pooling_layer": True})
     ours = from_huggingface(theirs)
     ids, mask = pad_ids(ragged_ids([20, 7], vocab_size=90))
@@ -228,7 +228,7 @@ NOMIC_ON_THE_HUB = {
 }
 
 
-def test_nomic_bert_with_its_own_keys_and_names(tmp_path: Path) -> None:
+def test_nomic_bert_with_its_original_keys_and_names(tmp_path: Path) -> None:
     theirs = make("NomicBertForMaskedLM", "nomic_bert", rope_parameters={"rope_theta": 300.0})
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -242,7 +242,7 @@ def test_nomic_bert_with_its_own_keys_and_names(tmp_path: Path) -> None:
     assert_same_state(to_huggingface(ours), theirs)
 
 
-def test_gte_with_its_first_name_and_stacked_matrices(tmp_path: Path) -> None:
+def test_gte_with_its_original_name_and_stacked_matrices(tmp_path: Path) -> None:
     theirs = make("GteForMaskedLM", "gte")
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

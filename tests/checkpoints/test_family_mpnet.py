@@ -36,7 +36,7 @@ def make_mpnet(model_class: Any = MPNetModel, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (64, 128), (8, 20), (4, 5), (10, 300)])
-def test_buckets_are_transformers_own(buckets: Any, furthest: Any) -> None:
+def test_relative_buckets_equal_transformers(buckets: Any, furthest: Any) -> None:
     actual = relative_buckets(DISTANCES, buckets, furthest)
     theirs = T5Attention._relative_position_bucket(DISTANCES, True, buckets, furthest)
     assert torch.equal(actual, theirs)
@@ -44,7 +44,7 @@ def test_buckets_are_transformers_own(buckets: Any, furthest: Any) -> None:
         assert torch.equal(actual, MPNetEncoder.relative_position_bucket(DISTANCES, buckets))
 
 
-def test_bias_is_the_table_at_the_bucket_of_any_distance() -> None:
+def test_the_bias_of_any_distance_is_the_table_row_of_its_bucket() -> None:
     position = T5Position(num_heads=3, num_buckets=32, max_distance=50)
     torch.nn.init.normal_(position.table)
     distance = DISTANCES.view(1, -1)
@@ -56,7 +56,7 @@ def test_bias_is_the_table_at_the_bucket_of_any_distance() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_table_is_there_once_or_in_every_layer(shared: Any, tmp_path: Path) -> None:
+def test_the_bias_table_exists_once_or_in_every_layer(shared: Any, tmp_path: Path) -> None:
     model = BertBlocksForMaskedLM(tiny_config(**T5, relative_attention_shared=shared))
     tables = [name for name in model.state_dict() if name.endswith("position.table")]
     layers = [f"model.encoder.layers.{index}.attention.position.table" for index in range(3)]
@@ -77,14 +77,14 @@ def test_the_table_is_there_once_or_in_every_layer(shared: Any, tmp_path: Path) 
     )
 
 
-def test_layers_follow_the_one_table_to_another_precision() -> None:
+def test_layers_share_the_bias_table_after_a_change_of_precision() -> None:
     model = BertBlocksModel(tiny_config(**T5)).double()
     assert all(layer.attention.position.table.dtype == torch.float64 for layer in model.encoder.layers)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("options", [{}, {"relative_attention_shared": False}, {"local_attention": True}])
-def test_gradient_checkpointing_changes_nothing(options: Any, reentrant: Any) -> None:
+def test_gradient_checkpointing_does_not_change_gradients(options: Any, reentrant: Any) -> None:
     model = BertBlocksModel(tiny_config(**T5, pooler=False, **options)).double().train()
     ids, mask = pad_ids(ragged_ids([40, 9]))
     gradients = []
@@ -101,7 +101,7 @@ def test_gradient_checkpointing_changes_nothing(options: Any, reentrant: Any) ->
         torch.testing.assert_close(gradients[1][name], plain, atol=1e-9, rtol=1e-9)
 
 
-def test_a_bias_shared_in_evaluation_is_not_kept_for_the_next_forward() -> None:
+def test_a_shared_bias_is_computed_again_in_the_next_forward_pass() -> None:
     model = BertBlocksModel(tiny_config(**T5, pooler=False)).eval()
     ids = ragged_ids([20])[0][None]
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_a_bias_shared_in_evaluation_is_not_kept_for_the_next_forward() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"token_dropout": True, "mask_token_id": 3}])
-def test_compiled_whole_without_a_graph_break(options: Any) -> None:
+def test_mpnet_compiles_without_a_graph_break(options: Any) -> None:
     torch._dynamo.reset()
     model = BertBlocksModel(tiny_config(**T5, **options)).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -123,7 +123,7 @@ def test_compiled_whole_without_a_graph_break(options: Any) -> None:
     torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-5, rtol=1e-5)
 
 
-def test_one_layer_may_have_the_buckets_alone() -> None:
+def test_a_single_layer_can_have_relative_buckets() -> None:
     config = tiny_config(embd_pos_enc_kind="none", layer_overrides={1: {"block_pos_enc_kind": "t5"}})
     model = BertBlocksModel(config)
     assert [layer.attention.pattern.has_bias for layer in model.encoder.layers] == [False, True, False]
@@ -142,12 +142,12 @@ def test_one_layer_may_have_the_buckets_alone() -> None:
         ),
     ],
 )
-def test_impossible_buckets_are_an_error(options: Any, message: Any) -> None:
+def test_impossible_bucket_settings_raise(options: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny_config(**T5, **options)
 
 
-def test_position_ids_that_no_layer_uses_are_an_error() -> None:
+def test_position_ids_that_no_layer_uses_raise() -> None:
     model = BertBlocksModel(tiny_config(**T5))
     with pytest.raises(ValueError, match="no position encoding that uses them"):
         model(torch.tensor([[5, 6]]), position_ids=torch.tensor([[3, 4]]))
@@ -182,8 +182,8 @@ def test_an_untied_decoder_keeps_its_matrix_and_its_bias() -> None:
         assert torch.equal(tensor, theirs.state_dict()[name]), name
 
 
-def test_a_config_of_the_hub_is_read(tmp_path: Path) -> None:
-    """all-mpnet-base-v2's keys, in a folder without a pooler."""
+def test_a_published_mpnet_config_is_read(tmp_path: Path) -> None:
+    """Uses the keys of all-mpnet-base-v2, in a folder without a pooler."""
     values = {"model_type": "mpnet", "vocab_size": 30527, "max_position_embeddings": 514, "layer_norm_eps": 1e-05}
     theirs = MPNetModel(MPNetConfig(**{**values, "hidden_size": 24, "num_hidden_layers": 1}), add_pooling_layer=False)
     theirs.save_pretrained(tmp_path)

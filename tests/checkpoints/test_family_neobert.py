@@ -1,4 +1,4 @@
-"""NeoBERT's folders and training files: golden ones in both directions, and errors."""
+"""NeoBERT's folders and training files: golden checkpoints in both directions, and errors."""
 
 import json
 import math
@@ -108,7 +108,7 @@ def run(model: Any, layout: str, ids: torch.Tensor, mask: torch.Tensor) -> tuple
 @pytest.mark.parametrize("layout", ["padded", "ragged", "cu_seqlens", "packed_seqlens"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_golden_folder_gives_the_outputs_of_the_reference(name: Any, layout: Any) -> None:
+def test_golden_checkpoints_give_the_outputs_of_the_reference(name: Any, layout: Any) -> None:
     model = from_huggingface(FOLDER / name)
     assert type(model) is BertBlocksForMaskedLM
     reference = load_file(FOLDER / name / "reference.safetensors")
@@ -119,7 +119,7 @@ def test_a_golden_folder_gives_the_outputs_of_the_reference(name: Any, layout: A
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_folder_is_written_back_as_it_was(tmp_path: Path, name: Any) -> None:
+def test_golden_checkpoints_are_written_back_unchanged(tmp_path: Path, name: Any) -> None:
     model = from_huggingface(FOLDER / name)
     save_huggingface(model, tmp_path)
     expected, actual = load_file(FOLDER / name / "model.safetensors"), load_file(tmp_path / "model.safetensors")
@@ -142,7 +142,7 @@ def test_a_golden_folder_is_written_back_as_it_was(tmp_path: Path, name: Any) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_encoder_alone(tmp_path: Path, name: Any) -> None:
+def test_the_encoder_is_read_and_written_without_its_head(tmp_path: Path, name: Any) -> None:
     model = from_huggingface(FOLDER / name, task="base")
     assert type(model) is BertBlocksModel
     save_huggingface(model, tmp_path, "neobert")
@@ -164,7 +164,7 @@ def test_the_encoder_alone(tmp_path: Path, name: Any) -> None:
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
-def test_tied_is_what_has_equal_matrices(tmp_path: Path, has_copy: Any) -> None:
+def test_equal_matrices_are_read_as_tied(tmp_path: Path, has_copy: Any) -> None:
     def tie(tensors: Any) -> Any:
         tensors["decoder.weight"] = tensors["model.encoder.weight"].clone()
         return tensors if has_copy else {key: x for key, x in tensors.items() if key != "decoder.weight"}
@@ -181,13 +181,13 @@ def test_tied_is_what_has_equal_matrices(tmp_path: Path, has_copy: Any) -> None:
 
 
 @pytest.mark.parametrize(("flag", "name"), [(True, FORK), (False, FORK), (True, NGPT), (True, OFFICIAL)])
-def test_matrices_that_differ_are_not_tied_whatever_the_flag(tmp_path: Path, flag: Any, name: Any) -> None:
+def test_different_matrices_are_not_tied_whatever_the_config_says(tmp_path: Path, flag: Any, name: Any) -> None:
     model = from_huggingface(copy_golden(name, tmp_path, tie_word_embeddings=flag))
     assert not model.config.tie_word_embeddings
     assert not torch.equal(model.decoder.weight, model.model.embedding.token.weight)
 
 
-def test_ngpt_with_equal_matrices_keeps_two(tmp_path: Path) -> None:
+def test_ngpt_with_equal_matrices_is_not_tied(tmp_path: Path) -> None:
     def tie(tensors: Any) -> Any:
         return {**tensors, "decoder.weight": tensors["model.encoder.weight"].clone()}
 
@@ -195,7 +195,7 @@ def test_ngpt_with_equal_matrices_keeps_two(tmp_path: Path) -> None:
 
 
 def test_separate_w1_and_w2_with_a_decoder_bias_are_read_too(tmp_path: Path) -> None:
-    """The fork's exported models."""
+    """Models that the fork exports have this form."""
 
     def split(tensors: Any) -> Any:
         for key in [key for key in tensors if "w12" in key]:
@@ -228,7 +228,7 @@ def plain_head(tensors: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_a_sequence_classifier(tmp_path: Path, name: Any) -> None:
+def test_a_neobert_sequence_classifier_equals_its_formula(tmp_path: Path, name: Any) -> None:
     size = 48 if name == OFFICIAL else 32
     head = {
         "dense.weight": torch.randn(size, size),
@@ -259,7 +259,7 @@ def test_a_sequence_classifier(tmp_path: Path, name: Any) -> None:
     assert compared(again.config) == compared(model.config)
 
 
-def test_a_classifier_from_a_masked_lm_is_fresh() -> None:
+def test_a_classifier_from_a_masked_lm_gets_a_new_head() -> None:
     with expect_log("has no classifier, classifier_head: newly initialized"):
         model = from_huggingface(FOLDER / OFFICIAL, task="sequence-classification")
     assert torch.isfinite(model(torch.tensor([[5, 6]])).logits).all()
@@ -275,7 +275,7 @@ def test_dropout_is_where_the_fork_has_it() -> None:
 # ---------------------------------------------------------------------- configs
 
 
-def test_the_published_config_is_the_preset() -> None:
+def test_the_published_config_equals_the_preset() -> None:
     preset = BertBlocksConfig.from_preset("neobert")
     assert compared(read_config(HUB)) == compared(preset)
     written = NEOBERT.write_config(preset).to_dict()
@@ -358,7 +358,7 @@ def test_values_that_its_ngpt_cannot_represent_raise_an_error_that_names_them() 
         NEOBERT.write_config(config)
 
 
-def test_there_is_no_transformers_model_and_no_class_for_other_tasks(tmp_path: Path) -> None:
+def test_to_huggingface_and_unknown_tasks_raise_for_neobert(tmp_path: Path) -> None:
     model = from_huggingface(FOLDER / FORK)
     for family in ("neobert", None):
         with pytest.raises(ConfigError, match="transformers has no neobert models; save_huggingface writes"):
@@ -406,7 +406,7 @@ class NeoBERTLMHead(PreTrainedModel):
             parent.register_parameter(last, torch.nn.Parameter(tensor))
 
 
-def test_a_model_of_its_own_code_is_read_like_its_folder() -> None:
+def test_a_model_object_of_neoberts_own_code_is_read_like_its_folder() -> None:
     theirs = NeoBERTLMHead(OwnConfig())
     expected, actual = from_huggingface(FOLDER / OFFICIAL), from_huggingface(theirs)
     assert compared(actual.config) == compared(expected.config)
@@ -453,12 +453,12 @@ def without(key: Any) -> Any:
         (FORK, None, {"architectures": ["NeoBERTForMTEB"]}, r"The architecture is 'NeoBERTForMTEB'"),
     ],
 )
-def test_bad_folders_give_one_clear_error(tmp_path: Path, name: Any, change: Any, values: Any, message: Any) -> None:
+def test_bad_folders_raise_one_clear_error(tmp_path: Path, name: Any, change: Any, values: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         from_huggingface(copy_golden(name, tmp_path, change, **values))
 
 
-def test_a_tensor_of_another_size_is_named(tmp_path: Path) -> None:
+def test_a_tensor_of_the_wrong_shape_raises_an_error_that_names_it(tmp_path: Path) -> None:
     def cut(tensors: Any) -> Any:
         key = "model.transformer_encoder.0.qkv.weight"
         return {**tensors, key: tensors[key][:-1].clone()}
@@ -470,7 +470,7 @@ def test_a_tensor_of_another_size_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- other families are saved the same way
 
 
-def test_a_folder_of_a_transformers_family_is_what_transformers_reads(tmp_path: Path) -> None:
+def test_a_written_transformers_folder_loads_in_transformers(tmp_path: Path) -> None:
     import transformers
 
     config = BertBlocksConfig(
@@ -513,7 +513,7 @@ def write_yaml(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_documented_yaml(tmp_path: Path) -> None:
+def test_the_documented_yaml_file_is_read(tmp_path: Path) -> None:
     config = read_yaml_config(write_yaml(tmp_path, DOCUMENTED))
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
     assert (config.mlp_type, config.hidden_act, config.intermediate_size) == ("glu", "silu", 2048)
@@ -539,7 +539,7 @@ def test_the_documented_yaml(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_every_knob_of_the_yaml(tmp_path: Path, values: Any, expected: Any) -> None:
+def test_every_key_of_the_yaml_file_is_read(tmp_path: Path, values: Any, expected: Any) -> None:
     config = read_yaml_config(write_yaml(tmp_path, yaml.safe_dump({"model": values})))
     assert {key: getattr(config, key) for key in expected} == expected
 
@@ -552,7 +552,7 @@ def test_a_yaml_model_can_be_built_and_run(tmp_path: Path) -> None:
         assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
 
 
-def test_numbers_that_yaml_takes_for_text(tmp_path: Path) -> None:
+def test_numbers_that_yaml_reads_as_text_are_converted(tmp_path: Path) -> None:
     text = "model:\n  norm_eps: 1e-6\n  decoder_init_range: 2E-2\n"
     assert yaml.safe_load(text)["model"]["norm_eps"] == "1e-6"
     config = read_yaml_config(write_yaml(tmp_path, text))
@@ -577,6 +577,6 @@ def test_numbers_that_yaml_takes_for_text(tmp_path: Path) -> None:
         ("model: !!python/object/apply:os.getcwd []\n", r"run.yaml is not valid YAML"),
     ],
 )
-def test_bad_yaml_gives_one_clear_error(tmp_path: Path, text: Any, message: Any) -> None:
+def test_bad_yaml_raises_one_clear_error(tmp_path: Path, text: Any, message: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         read_yaml_config(write_yaml(tmp_path, text))

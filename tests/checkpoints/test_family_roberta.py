@@ -1,4 +1,4 @@
-"""What is particular to RoBERTa, its siblings and Megatron-BERT: positions, heads, siblings, refusals."""
+"""Tests of RoBERTa, its siblings and Megatron-BERT that go beyond those of all families: positions, heads, errors."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def reference(name: str, task: str, **options: Any) -> Any:
 
 
 def batch(side: str = "right") -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded with 1, which no text holds."""
+    """Pads with 1, which no text contains."""
     rows = [ids.clamp(min=PAD + 1) for ids in ragged_ids([300, 65, 1], vocab_size=90)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side=side)
     return ids, (ids != PAD).long()
@@ -77,8 +77,8 @@ def test_left_padding_does_not_shift_positions(name: Any) -> None:
     assert_equal_outputs(from_huggingface(theirs), theirs, *batch("left"))
 
 
-def test_the_table_leaves_out_the_rows_before_the_first_position() -> None:
-    """RoBERTa's published 514 rows are room for 512 tokens."""
+def test_position_rows_before_the_first_position_are_left_out() -> None:
+    """The 514 rows of the published RoBERTa fit 512 tokens."""
     ours = from_huggingface(reference("roberta", "base", pad_token_id=PAD, bos_token_id=0, max_position_embeddings=12))
     ours(torch.full((1, 10), 5))
     with pytest.raises(ValueError, match="max_position_embeddings = 12 leaves room for 10"):
@@ -109,7 +109,7 @@ def test_the_masked_lm_head_uses_gelu_whatever_the_layers_use(name: Any) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("has_pooler", [True, False])
-def test_a_base_model_keeps_its_pooler_or_its_lack(name: Any, has_pooler: Any) -> None:
+def test_a_base_model_has_a_pooler_only_if_the_checkpoint_has(name: Any, has_pooler: Any) -> None:
     model_class = getattr(transformers, FAMILIES[name].model_classes["base"])
     theirs = model_class(FAMILY_CASES[name].make_config(), add_pooling_layer=has_pooler).eval()
     ours = from_huggingface(theirs)
@@ -123,7 +123,7 @@ def test_a_base_model_keeps_its_pooler_or_its_lack(name: Any, has_pooler: Any) -
 
 @pytest.mark.parametrize(("classifier", "expected"), [(None, 0.2), (0.4, 0.4), (0.0, 0.0)])
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_every_dropout_of_theirs_is_one_of_ours(name: Any, classifier: Any, expected: Any) -> None:
+def test_every_dropout_key_is_mapped(name: Any, classifier: Any, expected: Any) -> None:
     dropouts = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": classifier}
     ours = read_config(FAMILY_CASES[name].make_config(**dropouts))
     assert (ours.embedding_dropout, ours.attention_output_dropout, ours.mlp_output_dropout) == (0.2, 0.2, 0.2)
@@ -145,7 +145,7 @@ def test_megatron_bert_has_one_dropout_for_all_but_attention() -> None:
 
 @pytest.mark.parametrize("task", TASKS[1:])
 @pytest.mark.parametrize("name", NAMES)
-def test_dropouts_sit_at_the_same_places(name: Any, task: Any) -> None:
+def test_dropouts_are_where_transformers_has_them(name: Any, task: Any) -> None:
     """Each dropout scales without dropping, so an extra dropout or a wrong rate changes the output."""
     dropouts = {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.0}
     if name in ROBERTAS:
@@ -164,7 +164,7 @@ def test_dropouts_sit_at_the_same_places(name: Any, task: Any) -> None:
 
 @pytest.mark.parametrize("target", ["roberta", "xlm-roberta", "camembert"])
 @pytest.mark.parametrize("source", ["roberta", "xlm-roberta", "camembert"])
-def test_siblings_hold_each_others_weights(source: Any, target: Any) -> None:
+def test_roberta_siblings_read_each_others_weights(source: Any, target: Any) -> None:
     theirs = reference(source, "masked-lm")
     other = to_huggingface(from_huggingface(theirs), target)
     assert other.config.model_type == target
@@ -182,8 +182,8 @@ def save_tensors(folder: Any, tensors: dict[str, torch.Tensor], config: dict) ->
 
 
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
-def test_published_roberta_layout(tmp_path: Path, name: Any) -> None:
-    """A checkpoint as on the hub: position_ids, an unused pooler, one decoder bias, and a key of transformers 4."""
+def test_the_published_roberta_checkpoint_is_read(tmp_path: Path, name: Any) -> None:
+    """As on the hub: position_ids, an unused pooler, one decoder bias, and a key of transformers 4."""
     theirs = reference(name, "masked-lm", pad_token_id=PAD, bos_token_id=0)
     tensors = {key: tensor for key, tensor in theirs.state_dict().items() if key != "lm_head.decoder.bias"}
     tensors["roberta.embeddings.position_ids"] = torch.arange(320)[None]
@@ -193,7 +193,7 @@ def test_published_roberta_layout(tmp_path: Path, name: Any) -> None:
     assert_equal_outputs(from_huggingface(tmp_path), theirs, *batch())
 
 
-def test_published_megatron_bert_with_its_next_sentence_head(tmp_path: Path) -> None:
+def test_the_published_megatron_bert_checkpoint_is_read_without_its_next_sentence_head(tmp_path: Path) -> None:
     theirs = transformers.MegatronBertForPreTraining(FAMILY_CASES["megatron-bert"].make_config()).eval()
     tensors = {key: tensor for key, tensor in theirs.state_dict().items() if key not in theirs.all_tied_weights_keys}
     save_tensors(tmp_path, tensors, {**theirs.config.to_dict(), "architectures": ["MegatronBertForPreTraining"]})
@@ -206,7 +206,7 @@ def test_published_megatron_bert_with_its_next_sentence_head(tmp_path: Path) -> 
     torch.testing.assert_close(actual.seq_relationship_logits, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
-def test_a_masked_lm_checkpoint_gets_a_fresh_classifier(tmp_path: Path) -> None:
+def test_a_masked_lm_checkpoint_gets_a_new_classifier(tmp_path: Path) -> None:
     reference("roberta", "masked-lm").save_pretrained(tmp_path)
     with expect_log(r"has no classifier, classifier_head: newly initialized"):
         ours = from_huggingface(tmp_path, task="sequence-classification")
@@ -232,7 +232,7 @@ def test_unsupported_config_values_raise_an_error_that_names_them(name: Any, opt
 
 
 @pytest.mark.parametrize("name", ROBERTAS)
-def test_positions_need_a_padding_id(name: Any) -> None:
+def test_positions_without_a_padding_id_raise(name: Any) -> None:
     with pytest.raises(ConfigError, match="pad_token_id is None"):
         read_config(FAMILY_CASES[name].make_config(pad_token_id=None))
 
