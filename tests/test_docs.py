@@ -1,4 +1,4 @@
-"""The documents are true: their code runs and prints what they show; the commands, links and files they name exist."""
+"""Documents: their code runs and prints what they show; the commands, links and files they name exist."""
 
 from __future__ import annotations
 

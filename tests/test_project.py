@@ -1,4 +1,4 @@
-"""The files around the package agree with it."""
+"""Project files agree with the package."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import bertblocks
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_version_is_written_once() -> None:
+def test_the_version_is_in_one_file() -> None:
     assert importlib.metadata.version("bertblocks") == bertblocks.__version__
     pattern = re.compile(rf'version_*\W+"?{re.escape(bertblocks.__version__)}"?\s*$', re.IGNORECASE | re.MULTILINE)
     files = [ROOT / "pyproject.toml", ROOT / "CITATION.cff", *(ROOT / "src").rglob("*.py")]
     assert [file.name for file in files if pattern.search(file.read_text(encoding="utf-8"))] == ["__init__.py"]
 
 
-def test_type_information_is_shipped() -> None:
+def test_py_typed_is_part_of_the_package() -> None:
     assert (ROOT / "src" / "bertblocks" / "py.typed").is_file()
 
 
@@ -37,7 +37,7 @@ def test_modules_that_the_upgrade_notes_point_to_exist() -> None:
             assert importlib.util.find_spec(target), f"{old} is said to be {target} now"
 
 
-def test_every_promise_of_the_security_page_names_its_tests() -> None:
+def test_every_promise_of_security_md_names_existing_tests() -> None:
     table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("| --- | --- |\n")[2].partition("\n\n")[0]
     assert len(table.splitlines()) >= 10
     for row in table.splitlines():
@@ -47,5 +47,5 @@ def test_every_promise_of_the_security_page_names_its_tests() -> None:
 
 
 @pytest.mark.parametrize("file", [".pre-commit-config.yaml", "CITATION.cff", ".github/workflows/test.yml"])
-def test_project_files_are_yaml(file: str) -> None:
+def test_project_files_are_valid_yaml(file: str) -> None:
     assert isinstance(yaml.safe_load((ROOT / file).read_text(encoding="utf-8")), dict)

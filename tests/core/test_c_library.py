@@ -188,7 +188,7 @@ def test_without_any_safe_folder_nothing_is_left_behind(source: Path, cache: Pat
     assert not path.parent.exists()
 
 
-def test_a_killed_process_leaves_nothing_for_good(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_compilation_are_removed(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = source.with_name("slow-cc")
     script.write_text('#!/bin/sh\n[ "$1" = --version ] || { touch "$TMPDIR/part.s"; sleep 60; }\n')
     script.chmod(0o755)
@@ -205,7 +205,9 @@ def test_a_killed_process_leaves_nothing_for_good(source: Path, cache: Path, mon
     assert list((source.parent / "temporary").iterdir()) == []
 
 
-def test_a_compiler_that_fails_is_named(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_raises_an_error_that_names_it(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = source.with_name("broken-cc")
     script.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The library says everything through its logger, and prints nothing by itself."""
+"""All messages of the library go through its logger; it prints nothing by itself."""
 
 import logging
 import subprocess
@@ -35,7 +35,7 @@ def checkpoints(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_plain_program_prints_only_what_the_logger_says(checkpoints: Path) -> None:
+def test_a_plain_program_prints_only_log_messages(checkpoints: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(checkpoints)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_load_reports_go_to_the_logger(checkpoints: Path) -> None:
         bertblocks.load(checkpoints / "own")
 
 
-def test_transformers_is_quiet_only_in_this_thread_and_only_for_the_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_transformers_hides_only_messages_of_its_thread_and_block(caplog: pytest.LogCaptureFixture) -> None:
     theirs = logging.getLogger("transformers.modeling_utils")
     was_shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.enable_progress_bar()

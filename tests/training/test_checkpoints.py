@@ -124,7 +124,7 @@ def test_a_finished_run_keeps_milestones_or_all(tmp_path: Path) -> None:
     assert not folder.path.exists()
 
 
-def test_a_disk_that_fills_up_for_real(tmp_path: Path) -> None:
+def test_a_real_full_disk_leaves_earlier_checkpoints_intact(tmp_path: Path) -> None:
     """With a limit of a few kilobytes per file, earlier checkpoints stay intact and the run continues later."""
     train(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000024" / MARKER).unlink()

@@ -1,4 +1,4 @@
-"""Fine-tuning from files to a model that does the task: quality on separable data, resume, settings, bad input."""
+"""Fine-tuning from files to a model: quality on separable data, resuming, settings, bad input."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def sentence(rng: random.Random) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same easy problem for every task: which colour a sentence names."""
+    """Files with the same easy problem for every task: which colour a sentence names."""
     folder = tmp_path_factory.mktemp("files")
     rng = random.Random(0)
     rows = [sentence(rng) for _ in range(240)]
@@ -83,12 +83,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "text,score\n" + "".join(f"{text},{COLOURS.index(label) / 2:.1f}\n" for text, label in rows)
     )
     tags = [[(word, f"B-{word.upper()}" if word in COLOURS else "O") for word in text.split()] for text, _ in rows]
-    (folder / "tag.conll").write_text("\n\n".join("\n".join(f"{w} {t}" for w, t in one) for one in tags) + "\n")
+    (folder / "tag.conll").write_text(
+        "\n\n".join("\n".join(f"{word} {tag}" for word, tag in sentence) for sentence in tags) + "\n"
+    )
     questions = []
     for number, (text, colour) in enumerate(rows):
         answers = {"text": [colour], "answer_start": [text.index(colour)]}
         questions.append({"id": str(number), "question": "which colour ?", "context": text, "answers": answers})
-    (folder / "answer.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    (folder / "answer.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     pairs = []
     for _ in range(240):
         first, second = sentence(rng), sentence(rng)
@@ -124,7 +126,7 @@ def test_every_task_learns_an_easy_problem(
     if file == "classify.csv":
         assert predictor.classify([text])[0].labels == ["blue"]
     elif task == "tag":
-        assert [(one.label, one.text) for one in predictor.tag([text])[0]] == [("BLUE", "blue")]
+        assert [(entity.label, entity.text) for entity in predictor.tag([text])[0]] == [("BLUE", "blue")]
     elif task == "answer":
         answer = predictor.answer([("which colour ?", text)])[0]
         assert (answer.text, text[answer.start : answer.end]) == ("blue", "blue")
@@ -133,7 +135,7 @@ def test_every_task_learns_an_easy_problem(
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
 
 
-def test_cosines_are_learned_on_the_scale_of_the_scores(base: Any, files: Any, tmp_path: Path) -> None:
+def test_cosines_are_trained_on_the_scale_of_the_scores(base: Any, files: Any, tmp_path: Path) -> None:
     rows = (files / "embed.csv").read_text().splitlines()
     stars = [f"{row.rpartition(',')[0]},{1 + 4 * float(row.rpartition(',')[2])}" for row in rows[1:]]
     path = tmp_path / "stars.csv"
@@ -148,7 +150,7 @@ def test_cosines_are_learned_on_the_scale_of_the_scores(base: Any, files: Any, t
         finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
 
 
-def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_result(
+def test_pairs_are_scored_by_retrieval_and_sentence_transformers_loads_the_model(
     base: Any, files: Any, tmp_path: Path
 ) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -167,7 +169,7 @@ def test_pairs_are_scored_by_retrieval_and_sentence_transformers_opens_the_resul
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_settings_reach_the_weights(base: Any, files: Any, tmp_path: Path) -> None:
+def test_settings_change_the_trained_weights(base: Any, files: Any, tmp_path: Path) -> None:
     before = load_file(base / "model.safetensors")
 
     def trained(name: Any, **settings: Any) -> Any:
@@ -194,7 +196,7 @@ def test_settings_reach_the_weights(base: Any, files: Any, tmp_path: Path) -> No
     ("task", "auto_class"),
     [("classify", AutoModelForSequenceClassification), ("tag", AutoModelForTokenClassification)],
 )
-def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(
+def test_transformers_loads_a_fine_tuned_bert_without_bertblocks(
     base: Any, files: Any, tmp_path: Path, task: Any, auto_class: Any
 ) -> None:
     torch.manual_seed(0)
@@ -215,7 +217,7 @@ def test_transformers_opens_a_fine_tuned_bert_without_bertblocks(
     assert theirs.config.id2label == ours.config.id2label
 
 
-def test_several_seeds_have_a_mean_and_an_interval(base: Any, files: Any, tmp_path: Path) -> None:
+def test_several_seeds_give_a_mean_and_a_confidence_interval(base: Any, files: Any, tmp_path: Path) -> None:
     done = finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=1, seeds=3)
     values = [run["accuracy"] for run in done.runs]
     assert len(values) == 3
@@ -246,7 +248,7 @@ def test_held_out_examples_are_stratified(sizes: Any, share: Any, seed: Any) -> 
         assert abs(count - len(held_out) * size / len(labels)) < 1
 
 
-def test_the_choices_of_a_run_are_recorded(base: Any, files: Any, tmp_path: Path) -> None:
+def test_results_record_the_chosen_settings(base: Any, files: Any, tmp_path: Path) -> None:
     """The base model has fewer than 15 million parameters inside its layers."""
     finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5, precision="fp32")
     chosen = json.loads((tmp_path / "out" / "results.json").read_text())["chosen"]
@@ -257,7 +259,7 @@ def test_the_choices_of_a_run_are_recorded(base: Any, files: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize(("names", "positive"), [(("match", "not_match"), "match"), (("0", "1"), "1")])
-def test_f1_is_that_of_the_positive_label(base: Any, tmp_path: Path, names: Any, positive: Any) -> None:
+def test_f1_is_computed_for_the_positive_label(base: Any, tmp_path: Path, names: Any, positive: Any) -> None:
     path = tmp_path / "pairs.csv"
     gold = [*names, names[0]]
     rows = "".join(f"a {word},{name}\n" for word, name in zip(COLOURS, gold, strict=True))
@@ -275,7 +277,7 @@ def test_f1_is_that_of_the_positive_label(base: Any, tmp_path: Path, names: Any,
     assert scores["f1"] == pytest.approx(expected)
 
 
-def test_patience_ends_a_run_and_the_best_model_is_kept(base: Any, files: Any, tmp_path: Path) -> None:
+def test_early_stopping_keeps_the_best_model(base: Any, files: Any, tmp_path: Path) -> None:
     done = finetune(
         "classify", base, files / "classify.csv", output=tmp_path / "out", **{**QUICK, "epochs": 40}, patience=2
     )
@@ -321,7 +323,7 @@ def test_finetune_works_outside_the_main_thread(base: Any, files: Any, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_weights(base: Any, files: Any, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_weights(base: Any, files: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bertblocks", "finetune", "classify", "--model", str(base), "--train"]
     command += [str(files / "classify.csv"), "epochs=12", "batch_size=8", "evaluations_per_epoch=3", "--output"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -350,7 +352,7 @@ def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_learn_as_one_does(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
+def test_two_processes_train_the_same_weights_as_one(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
     """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
     pooled = tmp_path / "pooled"
     shutil.copytree(base, pooled)
@@ -421,7 +423,7 @@ def test_nothing_is_replaced_before_everything_is_read(base: Any, files: Any, tm
     with pytest.raises(RunFolderError, match=r"model is .* inside .*: it would be overwritten"):
         finetune("classify", out, train, output=out, **options)
     assert (out / "model.safetensors").read_bytes() == before
-    # a start that fails does not stand in the way of the right command
+    # after a failed start, the right command works
     with pytest.raises(DataError, match="no column 'lable'"):
         finetune("classify", base, train, output=tmp_path / "new", label="lable", epochs=0.5)
     finetune("classify", base, train, output=tmp_path / "new", label="label", epochs=0.5)
@@ -465,7 +467,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_resumes(
     assert run_cli(*arguments)[0] == 0
 
 
-def test_another_request_in_a_folder_names_the_key(base: Any, files: Any, tmp_path: Path) -> None:
+def test_a_different_request_in_a_run_folder_raises_an_error_that_names_the_key(
+    base: Any, files: Any, tmp_path: Path
+) -> None:
     out, train = tmp_path / "out", files / "classify.csv"
     finetune("classify", base, train, output=out, epochs=0.5)
     (out / "results.json").unlink()
@@ -473,8 +477,8 @@ def test_another_request_in_a_folder_names_the_key(base: Any, files: Any, tmp_pa
         finetune("classify", base, train, output=out, epochs=1)
 
 
-def test_entities_are_compared_by_kind_whatever_the_scheme(base: Any, files: Any, tmp_path: Path) -> None:
-    """An inside tag that training did not have, and a model that writes BIOES."""
+def test_entities_are_compared_by_type_in_every_tag_scheme(base: Any, files: Any, tmp_path: Path) -> None:
+    """Covers an inside tag that is missing in training, and a model that predicts BIOES."""
     path = tmp_path / "eval.conll"
     path.write_text("the O\nriver O\nis O\nred B-RED\nred I-RED\n")
     finetune("tag", base, files / "tag.conll", path, tmp_path / "out", **QUICK)
@@ -500,7 +504,7 @@ def test_entities_are_compared_by_kind_whatever_the_scheme(base: Any, files: Any
         ("text,label\na,x\nb,y\n", ["epochs"], "is not a setting"),
     ],
 )
-def test_bad_input_is_one_sentence(base: Any, tmp_path: Path, content: Any, settings: Any, message: Any) -> None:
+def test_bad_input_gives_one_sentence(base: Any, tmp_path: Path, content: Any, settings: Any, message: Any) -> None:
     path = tmp_path / "train.csv"
     path.write_text(content)
     code, text = run_cli("classify", "--model", base, "--train", path, "--output", tmp_path / "out", *settings)
@@ -541,7 +545,7 @@ def squad(answer: str, start: object) -> str:
         ("embed", "t.csv", "", "the file is empty"),
     ],
 )
-def test_bad_input_of_the_other_tasks_is_one_sentence(
+def test_bad_input_of_the_other_tasks_gives_one_sentence(
     base: Any, tmp_path: Path, task: Any, name: Any, content: Any, message: Any
 ) -> None:
     path = tmp_path / name
@@ -554,7 +558,9 @@ def test_bad_input_of_the_other_tasks_is_one_sentence(
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_unknown_labels_of_the_evaluation_are_named(base: Any, files: Any, tmp_path: Path) -> None:
+def test_unknown_labels_in_evaluation_files_raise_an_error_that_names_them(
+    base: Any, files: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "eval.csv"
     path.write_text("text,label\nthe tree is red .,rde\n")
     with pytest.raises(DataError, match=r"eval\.csv line 2: the label 'rde' .*did you mean 'red'"):
@@ -565,7 +571,7 @@ def test_unknown_labels_of_the_evaluation_are_named(base: Any, files: Any, tmp_p
         finetune("clasify", base, files / "classify.csv")
 
 
-def test_a_run_of_version_0_1_0_goes_on_holding_out_examples_at_random(tmp_path: Path) -> None:
+def test_a_run_of_version_0_1_0_keeps_its_random_held_out_examples(tmp_path: Path) -> None:
     arguments = ("classify", "model", "train.csv", None, ClassifySettings())
     assert _request(*arguments, tmp_path)["held_out"] == "stratified"
     (tmp_path / "finetune.json").write_text('{"task": "classify"}')

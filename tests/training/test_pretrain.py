@@ -271,7 +271,7 @@ def test_a_continued_run_keeps_its_tokens_and_may_change_its_precision(recipe: A
     assert state["precision"] == "bf16"
 
 
-def test_a_loaded_tokenizer_is_recorded_as_it_is(recipe: Any, tmp_path: Path) -> None:
+def test_a_loaded_tokenizer_is_recorded_by_its_path(recipe: Any, tmp_path: Path) -> None:
     made = CliRunner().invoke(
         app, ["tokenizer", "train", str(tmp_path / "own"), str(tmp_path / "texts.txt"), "--vocab-size", "60"]
     )
