@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bertblocks.cli.output import make_table, print_json, print_table
-from bertblocks.core.console import SafeConsole, printable
+from bertblocks.core.console import SafeConsole, make_console, printable
 
 NUMBERS = ["1,031,314,112", "149,655,232", "5,440"]
 
@@ -59,3 +59,8 @@ def test_control_characters_are_escaped_everywhere(capsys: pytest.CaptureFixture
     assert json.loads(text) == {evil: [evil]}
     assert not set(text) & set("\x1b\x07\x9b\x7f")
     assert printable("tab\tand\nnewline") == "tab\tand\nnewline"
+
+
+def test_a_program_reads_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    make_console(stderr=True).print("step 1/2 | " + "word " * 100 + "[bold]")
+    assert capsys.readouterr().err.count("\n") == 1
