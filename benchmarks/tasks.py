@@ -40,6 +40,7 @@ from bertblocks.tasks.classify.metrics import regression_scores
 from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.training.finetune import FinetuneResult
+from bertblocks.training.finetune_defaults import choose
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.starting_model import load_starting_model
 
@@ -108,7 +109,8 @@ class Lesson:
         self.train, self.test, self.epochs = data / name / "train.csv", data / name / "test.csv", epochs
         self.task = ClassifyTask(ClassifySettings())
         self.examples, self.test_examples = self.task.read(self.train), self.task.read(self.test)
-        self.learning_rate = load_starting_model(MODEL, self.task).learning_rate
+        parameters = load_starting_model(MODEL, self.task).parameters
+        self.learning_rate = choose(self.task.settings, "full", len(self.examples), parameters).learning_rate
         self.steps = math.ceil(epochs * len(self.examples) / BATCH_SIZE)
 
 
@@ -157,7 +159,13 @@ def train_ours(lesson: Lesson, seed: int, scratch: Path) -> tuple[float, float]:
     """The same for BertBlocks, from its own log."""
     folder = scratch / "ours"
     done = finetune(
-        "classify", MODEL, lesson.train, lesson.test, folder, overwrite=True, epochs=lesson.epochs, seed=seed
+        *("classify", MODEL, lesson.train, lesson.test, folder),
+        overwrite=True,
+        seed=seed,
+        epochs=lesson.epochs,
+        batch_size=BATCH_SIZE,
+        head="random",
+        patience=None,
     )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "seconds" in line]

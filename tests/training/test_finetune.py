@@ -22,14 +22,12 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     BertConfig,
     BertModel,
-    PreTrainedTokenizerFast,
 )
 from typer.testing import CliRunner
 
@@ -42,62 +40,10 @@ from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.tables import DataError
 from bertblocks.training.finetune import _request, is_finished
+from bertblocks.training.finetune_run import Files
 from bertblocks.training.run_folder import RunFolderError
 from bertblocks.training.supervised_task import split_examples
-
-COLOURS = ["red", "green", "blue"]
-NOUNS = ["house", "tree", "river", "stone", "cloud", "road"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny fresh encoder with a tokenizer of whole words."""
-    folder = tmp_path_factory.mktemp("base")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "is", "which", "colour", "?", ".", *COLOURS, *NOUNS]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertBlocksConfig.from_preset(
-        "mini", vocab_size=32, hidden_size=32, num_attention_heads=2, intermediate_size=48, num_hidden_layers=2
-    )
-    BertBlocksModel(config).save_pretrained(folder)
-    return folder
-
-
-def sentence(rng: random.Random) -> tuple[str, str]:
-    colour = rng.choice(COLOURS)
-    return f"the {rng.choice(NOUNS)} is {colour} .", colour
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with the same easy problem for every task: which colour a sentence names."""
-    folder = tmp_path_factory.mktemp("files")
-    rng = random.Random(0)
-    rows = [sentence(rng) for _ in range(240)]
-    (folder / "classify.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    (folder / "regress.csv").write_text(
-        "text,score\n" + "".join(f"{text},{COLOURS.index(label) / 2:.1f}\n" for text, label in rows)
-    )
-    tags = [[(word, f"B-{word.upper()}" if word in COLOURS else "O") for word in text.split()] for text, _ in rows]
-    (folder / "tag.conll").write_text(
-        "\n\n".join("\n".join(f"{word} {tag}" for word, tag in sentence) for sentence in tags) + "\n"
-    )
-    questions = []
-    for number, (text, colour) in enumerate(rows):
-        answers = {"text": [colour], "answer_start": [text.index(colour)]}
-        questions.append({"id": str(number), "question": "which colour ?", "context": text, "answers": answers})
-    (folder / "answer.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    pairs = []
-    for _ in range(240):
-        first, second = sentence(rng), sentence(rng)
-        pairs.append(f"{first[0]},{second[0]},{float(first[1] == second[1])}\n")
-    (folder / "embed.csv").write_text("text,text_pair,score\n" + "".join(pairs))
-    return folder
-
+from tests.training.conftest import COLOURS, NOUNS
 
 QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
 
@@ -173,7 +119,8 @@ def test_settings_change_the_trained_weights(base: Any, files: Any, tmp_path: Pa
     before = load_file(base / "model.safetensors")
 
     def trained(name: Any, **settings: Any) -> Any:
-        finetune("classify", base, files / "classify.csv", output=tmp_path / name, epochs=0.5, **settings)
+        options = {"epochs": 0.5, "head": "random", **settings}  # a probe might be the best model
+        finetune("classify", base, files / "classify.csv", output=tmp_path / name, **options)
         return load(tmp_path / name, "sequence-classification")[0].state_dict()
 
     frozen = trained("frozen", freeze_layers=1)
@@ -250,9 +197,11 @@ def test_held_out_examples_are_stratified(sizes: Any, share: Any, seed: Any) -> 
 
 def test_results_record_the_chosen_settings(base: Any, files: Any, tmp_path: Path) -> None:
     """The base model has fewer than 15 million parameters inside its layers."""
-    finetune("classify", base, files / "classify.csv", output=tmp_path / "out", epochs=0.5, precision="fp32")
+    options = {"epochs": 0.5, "precision": "fp32", "head": "random", "batch_size": 32}
+    finetune("classify", base, files / "classify.csv", output=tmp_path / "out", **options)
     chosen = json.loads((tmp_path / "out" / "results.json").read_text())["chosen"]
-    assert chosen["learning_rate"] == 2.5e-4
+    assert (chosen["method"], chosen["epochs"], chosen["batch_size"]) == ("full", 0.5, 32)
+    assert chosen["learning_rate"] == 1e-4
     assert (chosen["precision"], chosen["device"], chosen["processes"]) == ("fp32", "cpu", 1)
     assert chosen["threads"] == torch.get_num_threads()
     assert chosen["steps"] == chosen["best_step"] == 4  # half of 216 examples in batches of 32
@@ -279,7 +228,11 @@ def test_f1_is_computed_for_the_positive_label(base: Any, tmp_path: Path, names:
 
 def test_early_stopping_keeps_the_best_model(base: Any, files: Any, tmp_path: Path) -> None:
     done = finetune(
-        "classify", base, files / "classify.csv", output=tmp_path / "out", **{**QUICK, "epochs": 40}, patience=2
+        *("classify", base, files / "classify.csv"),
+        output=tmp_path / "out",
+        **{**QUICK, "epochs": 40},
+        patience=2,
+        head="random",
     )
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     scores = [line["accuracy"] for line in metrics if "accuracy" in line]
@@ -471,7 +424,7 @@ def test_a_different_request_in_a_run_folder_raises_an_error_that_names_the_key(
     base: Any, files: Any, tmp_path: Path
 ) -> None:
     out, train = tmp_path / "out", files / "classify.csv"
-    finetune("classify", base, train, output=out, epochs=0.5)
+    finetune("classify", base, train, output=out, epochs=0.5, keep_checkpoints=True)
     (out / "results.json").unlink()
     with pytest.raises(RunFolderError, match=r"holds a run with epochs = 0\.5, but epochs is now 1\.0"):
         finetune("classify", base, train, output=out, epochs=1)
@@ -571,12 +524,10 @@ def test_unknown_labels_in_evaluation_files_raise_an_error_that_names_them(
         finetune("clasify", base, files / "classify.csv")
 
 
-def test_a_run_of_version_0_1_0_keeps_its_random_held_out_examples(tmp_path: Path) -> None:
-    arguments = ("classify", "model", "train.csv", None, ClassifySettings())
-    assert _request(*arguments, tmp_path)["held_out"] == "stratified"
-    (tmp_path / "finetune.json").write_text('{"task": "classify"}')
-    assert _request(*arguments, tmp_path)["held_out"] is None
-    assert _request(*arguments, None)["held_out"] == "stratified"
+def test_a_run_of_version_0_1_0_keeps_its_random_held_out_examples() -> None:
+    arguments = ("classify", Files("model", "train.csv"), ClassifySettings())
+    assert _request(*arguments, {})["held_out"] == "stratified"
+    assert _request(*arguments, {"task": "classify"})["held_out"] is None
     names = [f"line {number}" for number in range(20)]
     order = permute(np.arange(20), 20, combine("split", 3)).tolist()
     _, held_out = split_examples(names, names, [None] * 20, 0.25, seed=3)

@@ -71,6 +71,9 @@ def finetune(
     evaluation: Annotated[
         str | None, typer.Option("--eval", help="Examples that select the best model; by default a part of --train.")
     ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Examples on which the returned model is scored once, at the end.")
+    ] = None,
     output: Annotated[str | None, typer.Option(help="The output folder; by default runs/TASK-NAME.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run in the folder.")] = False,
     as_json: AsJson = False,
@@ -98,7 +101,8 @@ def finetune(
     transformers.logging.disable_progress_bar()
     try:
         values = read_settings(settings or [], task)
-        done = run(task, model, train, evaluation, output, overwrite=overwrite, progress=not as_json, **values)
+        options: dict[str, Any] = {"test": test, "overwrite": overwrite, "progress": not as_json}
+        done = run(task, model, train, evaluation, output, **options, **values)
     except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:
@@ -111,15 +115,21 @@ def finetune(
 
 def _print(done: FinetuneResult, as_json: bool) -> None:
     if as_json:
-        values = {"folder": str(done.folder), "metric": done.metric, "scores": done.scores}
+        values: dict[str, Any] = {"folder": str(done.folder), "metric": done.metric, "scores": done.scores}
+        values |= {"baselines": done.baselines, "test": done.test, "remarks": done.remarks}
         print_json({**values, "runs": done.runs, "intervals": done.intervals})
         return
     console = make_console()
-    table = make_table(["score", "value"])
+    others = [*done.baselines.values(), *([done.test] if done.test else [])]
+    table = make_table(["score", *done.baselines, "result", *(["test"] if done.test else [])])
     for name, value in done.scores.items():
         interval = f" ± {done.intervals[name]:.4f}" if done.intervals else ""
-        table.add_row(f"{name}{' (chosen by)' if name == done.metric else ''}", f"{value:.4f}{interval}")
+        cells = [f"{scores[name]:.4f}" if name in scores else "" for scores in others]
+        cells.insert(len(done.baselines), f"{value:.4f}{interval}")
+        table.add_row(f"{name}{' (chosen by)' if name == done.metric else ''}", *cells)
     print_table(console, "Evaluation", table)
+    for remark in done.remarks:
+        console.print(f"\n{remark}", soft_wrap=True)
     folder = done.folder if len(done.runs) == 1 else f"{done.folder / 'seed-*'}, one folder per seed"
     console.print(f"\nModel and report: {folder}")
 

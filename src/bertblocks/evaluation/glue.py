@@ -148,6 +148,9 @@ def run_glue(
             "epochs": task.epochs,
             "batch_size": BATCH_SIZE,
             "warmup": WARMUP,
+            "patience": None,
+            "method": "full",
+            "head": "random",
         }
         arguments = ("classify", start, parts["train"], parts[task.evaluated[0]])
         options = {**published, **reading, **settings}

@@ -16,14 +16,18 @@ MAX_CONFUSED = 24
 def write_finetuning_report(
     folder: Path,
     title: str,
-    scores: Mapping[str, float],
+    scores: Mapping[str, Mapping[str, float]],
     tables: Mapping[str, Sequence[Sequence[Any]]],
     confusion: tuple[Sequence[Sequence[int]], Sequence[str]] | None,
     settings: Mapping[str, Any],
     note: str = "",
 ) -> Path:
-    """Writes report.html: scores, the confusion matrix, curves, tables (header row first) and settings."""
-    summary = [ReportSection("Scores on the evaluation examples", table(["score", "value"], list(scores.items())))]
+    """Writes report.html: scores, the confusion matrix, curves, tables (header row first) and settings.
+
+    `scores` has a column for each baseline, the result and the test file; "result" lists all metrics.
+    """
+    rows = [[name, *(column.get(name, "") for column in scores.values())] for name in scores["result"]]
+    summary = [ReportSection("Scores on the evaluation examples", table(["score", *scores], rows))]
     if confusion is not None:
         summary.append(ReportSection("Confusion matrix", _draw_confusion(*confusion)))
     details = [ReportSection(name, table(rows[0], rows[1:])) for name, rows in tables.items() if len(rows) > 1]

@@ -16,6 +16,7 @@ from bertblocks.checkpoints.save import save_huggingface, save_model
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries
 from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.data.hashing import UInt64
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tokenizers import save_tokenizer
@@ -56,8 +57,14 @@ class FineTuneTask(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     #: The longest training sequence, unless the settings give one.
     default_length: ClassVar[int] = 512
+    #: How the model is trained; see `for_examples`.
+    method: ClassVar[str] = "full"
     #: Whether the loss compares the examples of a batch with each other, so that every batch must be full.
     compares_examples: ClassVar[bool] = False
+    #: Whether training leaves the head alone, which is fitted to the encoder before each evaluation instead.
+    refits_head: ClassVar[bool] = False
+    #: Whether a sentence encoder already does almost what the task asks.
+    starts_from_embeddings: ClassVar[bool] = False
     #: How token vectors are pooled, for tasks that make embeddings.
     pooling: str = "mean"
 
@@ -91,6 +98,10 @@ class FineTuneTask(ABC):
         """Returns the config keys that follow from the examples, such as the labels."""
         return {}
 
+    def for_examples(self, examples: Sequence[Any], is_sentence_encoder: bool, pooling: str) -> FineTuneTask:
+        """Returns the task with the method that suits the training examples and the starting model."""
+        return self
+
     def use_model(self, model: Any, pooling: str) -> None:
         """Takes what follows from the model that training starts from; `pooling` is that of its embeddings."""
         return
@@ -102,6 +113,18 @@ class FineTuneTask(ABC):
     @abstractmethod
     def features(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> list[Any]:
         """Converts examples to the items that batches are made of."""
+
+    def add_partners(self, chosen: np.ndarray, keys: UInt64) -> np.ndarray:
+        """Adds the examples that a batch needs next to the chosen ones, given by index; `keys` make it random."""
+        return chosen
+
+    def fit_head(self, model: Any, features: Sequence[Any]) -> bool:
+        """Fits a new head to the frozen encoder. Returns False if the task does not do that."""
+        return False
+
+    def baselines(self, predictor: Predictor, train: Sequence[Any], held_out: Sequence[Any]) -> dict[str, Scores]:
+        """Scores what can be predicted without training the model, by name."""
+        return {}
 
     @abstractmethod
     def batch(self, features: Sequence[Any]) -> FlatBatch:

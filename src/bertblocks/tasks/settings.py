@@ -14,11 +14,11 @@ class FineTuneSettings(Section):
     """The settings that all tasks share."""
 
     epochs: Positive | None = None
-    """Passes over the examples. None: 3 to 10, fewer the more examples there are."""
-    batch_size: Count = 32
-    """Examples per step, over all processes."""
+    """Passes over the examples. None: by task, model and number of examples, more the fewer there are."""
+    batch_size: Count | None = None
+    """Examples per step, over all processes. None: 32, or 16 for fewer than 1,000 examples."""
     learning_rate: Positive | None = None
-    """The peak learning rate. None: by model size, from 2.5e-4 for the smallest to 3e-5 for the largest."""
+    """The peak learning rate. None: by task, model and number of examples."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     warmup: Share = 0.1
     """The share of steps over which the learning rate rises."""
@@ -37,9 +37,9 @@ class FineTuneSettings(Section):
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """The share of examples held out for evaluation if there is no evaluation file."""
     evaluations_per_epoch: Count = 1
-    """How often the model is evaluated; the best model is kept."""
-    patience: Count | None = None
-    """Stops training after this many evaluations without improvement (early stopping)."""
+    """How often the model is evaluated; the best model is kept, or the start if no other is better."""
+    patience: Count | None = 5
+    """Stops training after this many evaluations without improvement (early stopping); null: never."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     seeds: Count = 1
     """The number of runs, with `seed` and the seeds after it; scores are reported as mean and interval."""
@@ -87,6 +87,10 @@ class ClassifySettings(FineTuneSettings):
     """With two labels, the one whose F1 is reported. None: the second, unless it negates the first (`not_x`, `no`)."""
     class_weights: Literal["balanced"] | None = None
     """Makes rare labels count as much as common ones."""
+    method: Literal["auto", "full", "few-shot"] = "auto"
+    """full: trains on the labels. few-shot: brings texts of a label together, then fits the head. auto: by the data."""
+    head: Literal["probe", "random"] = "probe"
+    """How a new head starts: fitted to the untrained encoder (logistic regression), or random."""
 
 
 class TagSettings(FineTuneSettings):

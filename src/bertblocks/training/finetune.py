@@ -20,14 +20,22 @@ from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
 from bertblocks.core.storage import read_json
 from bertblocks.tasks.answer.task import AnswerTask
-from bertblocks.tasks.base import FineTuneTask
+from bertblocks.tasks.base import FineTuneTask, Scores
 from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
 from bertblocks.training.checkpoints import MARKER, CheckpointFolder, describe_removed
 from bertblocks.training.distributed import World, join
-from bertblocks.training.finetune_run import RESULTS, FinetuneResult, FinetuneRun, write_results
+from bertblocks.training.finetune_defaults import VERSION
+from bertblocks.training.finetune_run import (
+    RESULTS,
+    Files,
+    FinetuneResult,
+    FinetuneRun,
+    compare_with_start,
+    write_results,
+)
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
 TASKS: dict[str, type[FineTuneTask]] = {
@@ -38,6 +46,8 @@ TASKS: dict[str, type[FineTuneTask]] = {
 }
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
+#: The defaults of version 0.1.0 that have changed since.
+OLD_DEFAULTS = {"batch_size": 32, "patience": None, "method": "full", "head": "random"}
 #: How a run chooses the examples that it holds out.
 STRATIFIED = "stratified"
 
@@ -49,6 +59,7 @@ def finetune(
     eval: str | Path | None = None,
     output: str | Path | None = None,
     *,
+    test: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = False,
     **settings: Any,
@@ -56,23 +67,21 @@ def finetune(
     """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer` or `embed`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
-    examples are held out for evaluation. The folder `output` (default: `runs/TASK-NAME`, after the training file)
-    receives the model, `results.json`, `report.html` and `metrics.jsonl`. Calling the function again continues an
-    interrupted run. `settings` are the keys of `bertblocks.tasks.settings`.
+    examples are held out for evaluation. The returned model is scored on `test`, if given, once and at the end. The
+    folder `output` (default: `runs/TASK-NAME`, after the training file) receives the model, `results.json`,
+    `report.html` and `metrics.jsonl`. Calling the function again continues an interrupted run. `settings` are the keys
+    of `bertblocks.tasks.settings`.
     """
     if task not in TASKS:
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}{nearest(task, TASKS)}.")
-    chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
     folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
+    known = {} if overwrite else _known_request(folder)
+    chosen = _read_settings(task, settings, known)
     require_packages(_packages(TASKS[task], chosen), f"finetune {task}")
     world = join(chosen.device)
     console = make_console(stderr=True, quiet=not (progress and world.is_main))
-    request = _request(task, model, train, eval, chosen, None if overwrite else folder)
-    if TASKS[task].compares_examples and chosen.batch_size % world.size:
-        raise ValueError(
-            f"batch_size is {chosen.batch_size}; {task} compares the texts of all {world.size} processes, which need "
-            f"equal shares: it must be a multiple of {world.size}."
-        )
+    files = Files(model, train, eval, test)
+    request = _request(task, files, chosen, known)
     work_folder = _work_folder(folder, request, overwrite)
     claim = _run_folder(work_folder, request)
     if work_folder == folder:
@@ -84,7 +93,7 @@ def finetune(
             own_folder = work_folder if chosen.seeds == 1 else work_folder / f"seed-{seed}"
             own_settings = chosen.model_copy(update={"seed": seed})
             run = FinetuneRun(TASKS[task](own_settings), own_settings, own_folder, world, console, folder.name)
-            run.prepare(model, train, eval, stratify=request["held_out"] == STRATIFIED)
+            run.prepare(files, request["held_out"] == STRATIFIED, request.get("defaults"))
             if not runs:  # write only after all input has been read
                 world.run_on_main(claim.claim)
             runs.append(run.train())
@@ -118,9 +127,22 @@ def is_finished(
     """Whether a folder holds the finished run of these arguments of `finetune`. A different run there is an error."""
     if not (folder / RESULTS).is_file():
         return False
-    chosen = read_section(TASKS[task].settings_class, settings, f"finetune {task}")
-    _run_folder(folder, _request(task, model, train, eval, chosen, folder)).check()
+    known = _known_request(folder)
+    _run_folder(folder, _request(task, Files(model, train, eval), _read_settings(task, settings, known), known)).check()
     return True
+
+
+def _known_request(folder: Path) -> dict[str, Any]:
+    """The arguments that the run in a folder recorded, if there is one."""
+    return read_json(folder / REQUEST) if (folder / REQUEST).is_file() else {}
+
+
+def _read_settings(task: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> FineTuneSettings:
+    """Validates settings. A run that began with the defaults of 0.1.0 goes on with them."""
+    schema = TASKS[task].settings_class
+    is_old = bool(known) and "defaults" not in known
+    before = {key: value for key, value in OLD_DEFAULTS.items() if is_old and key in schema.model_fields}
+    return read_section(schema, {**before, **settings}, f"finetune {task}")
 
 
 def _packages(task: type[FineTuneTask], settings: FineTuneSettings) -> list[str]:
@@ -133,22 +155,18 @@ def _packages(task: type[FineTuneTask], settings: FineTuneSettings) -> list[str]
     return list(dict.fromkeys(packages))
 
 
-def _request(
-    task: str,
-    model: str | Path,
-    train: str | Path,
-    eval: str | Path | None,
-    settings: FineTuneSettings,
-    folder: Path | None,
-) -> dict[str, Any]:
+def _request(task: str, files: Files, settings: FineTuneSettings, known: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run, as its folder records them.
 
-    A run that version 0.1.0 began in `folder` holds out examples at random, and must go on doing so.
+    A `known` request of version 0.1.0 has fewer keys. Its run holds out examples at random and has older defaults, and
+    must go on with them.
     """
-    known = folder / REQUEST if folder is not None else None
-    held_out = read_json(known).get("held_out") if known is not None and known.is_file() else STRATIFIED
-    files = {"model": str(model), "train": str(train), "eval": None if eval is None else str(eval)}
-    return {"task": task, **files, "held_out": held_out, **settings.model_dump()}
+    sources = {key: None if value is None else str(value) for key, value in vars(files).items()}
+    request = {"task": task, **sources, "held_out": STRATIFIED, "defaults": VERSION, **settings.model_dump()}
+    if known and "defaults" not in known:
+        request = {key: value for key, value in request.items() if key in known or key == "held_out"}
+        request["held_out"] = known.get("held_out")
+    return request
 
 
 def _run_folder(folder: Path, request: Mapping[str, Any]) -> RunFolder:
@@ -173,7 +191,7 @@ def _work_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> P
         return folder
     if not (folder / REQUEST).is_file():
         raise RunFolderError(f"{folder} holds files that do not belong to a run; choose another output.")
-    for key in ("model", "train", "eval"):
+    for key in ("model", "train", "eval", "test"):
         if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
             raise RunFolderError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
     _previous_files(folder)  # raises an error now instead of after the training
@@ -202,13 +220,22 @@ def _summarize(runs: Sequence[FinetuneResult], folder: Path, world: World) -> Fi
     names = list(runs[0].scores)
     table = np.array([[run.scores[name] for name in names] for run in runs])
     width = stats.t.ppf(0.975, len(runs) - 1) * table.std(axis=0, ddof=1) / math.sqrt(len(runs))
+    scores = _means([run.scores for run in runs])
+    baselines = {name: _means([run.baselines[name] for run in runs]) for name in runs[0].baselines}
     result = FinetuneResult(
         folder=folder,
         metric=runs[0].metric,
-        scores=dict(zip(names, table.mean(axis=0).tolist(), strict=True)),
+        scores=scores,
         runs=[run.scores for run in runs],
         intervals=dict(zip(names, width.tolist(), strict=True)),
         chosen=runs[0].chosen,
+        baselines=baselines,
+        test=_means([run.test for run in runs]),
+        remarks=compare_with_start(runs[0].metric, scores, baselines),
     )
     world.run_on_main(lambda: write_results(result))
     return result
+
+
+def _means(scores: Sequence[Scores]) -> Scores:
+    return {name: float(np.mean([found[name] for found in scores])) for name in scores[0]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,23 +14,43 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from bertblocks.core.storage import write_json
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.reports.finetuning import write_finetuning_report
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.training.distributed import World
+from bertblocks.training.finetune_defaults import VERSION, choose
 from bertblocks.training.loop import ModelSelection, Trainer
 from bertblocks.training.progress import Progress
 from bertblocks.training.run_folder import relative_files
 from bertblocks.training.sections import Checkpoints, Evaluation, Run
-from bertblocks.training.starting_model import add_lora, freeze, layered_optimizer, load_starting_model
-from bertblocks.training.state import Snapshot, TrainState, restore
+from bertblocks.training.starting_model import (
+    StartingModel,
+    add_lora,
+    check_frozen_layers,
+    freeze,
+    layered_optimizer,
+    load_starting_model,
+    read_embedder,
+)
+from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.supervised_task import SupervisedTask, split_examples
 from bertblocks.training.trackers import get_trackers
 
 #: This file completes a run.
 RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run reads: a model, and files of examples."""
+
+    model: str | Path
+    train: str | Path
+    eval: str | Path | None = None
+    test: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,12 @@ class FinetuneResult:
     intervals: Scores
     #: What the run chose where the settings leave it open, such as the learning rate and the precision.
     chosen: dict[str, Any] = field(default_factory=dict)
+    #: What can be had without this training, by name: the majority label, a linear probe, the untouched model.
+    baselines: dict[str, Scores] = field(default_factory=dict)
+    #: The scores on the test file, if there is one. They choose nothing.
+    test: Scores = field(default_factory=dict)
+    #: What a user should know about the result, such as that it is below a baseline.
+    remarks: list[str] = field(default_factory=list)
     #: The signal that stopped the run early, if any. The same call continues the run.
     signal: int | None = None
 
@@ -59,33 +86,41 @@ class FinetuneRun:
         self.task, self.settings, self.folder, self.name = task, settings, folder, name
         self.world, self.console = world, console
 
-    def prepare(
-        self, source: str | Path, train: str | Path, evaluation: str | Path | None, stratify: bool = True
-    ) -> None:
+    def prepare(self, files: Files, stratify: bool = True, defaults: int | None = VERSION) -> None:
         """Reads the files and the model, and raises an error if any of them or the settings are invalid."""
         settings, task = self.settings, self.task
-        examples = task.read(train)
-        if evaluation is not None:
-            held_out = task.read(evaluation)
+        self.source, self.defaults = files.model, defaults
+        examples = task.read(files.train)
+        if files.eval is not None:
+            held_out = task.read(files.eval)
         else:
             examples, held_out = self._hold_out(examples, stratify)
+        self.test = None if files.test is None else task.read(files.test)
+        self.embedder = read_embedder(files.model)
+        self.task = task = task.for_examples(examples, self.embedder.is_sentence_encoder, self.embedder.pooling)
         torch.manual_seed(settings.seed)
-        start = load_starting_model(source, task)
-        model, tokenizer = start.model, start.tokenizer
-        task.use_model(model, start.pooling)
+        start = load_starting_model(files.model, task)
+        task.use_model(start.model, self.embedder.pooling)
         if (settings.max_length or 0) > start.max_length:
             raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
         max_length = settings.max_length or min(task.default_length, start.usual_length)
         self.console.print(f"Tokenizing {len(examples):,} examples.")
-        features = task.features(examples, TextTokenizer(tokenizer), max_length)
-        task.check(held_out, TextTokenizer(tokenizer), max_length)
+        tokenizer = TextTokenizer(start.tokenizer)
+        features = task.features(examples, tokenizer, max_length)
+        task.check([*held_out, *(self.test or ())], tokenizer, max_length)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
-        self.source = source
-        self.model = add_lora(model, settings.lora_rank) if settings.lora_rank else model
-        freeze(self.model, settings.freeze_layers)
-        learning_rate = settings.learning_rate or start.learning_rate
-        self.training = SupervisedTask(task, settings, features, held_out, tokenizer, learning_rate, max_length)
+        is_gentle = task.starts_from_embeddings and self.embedder.is_sentence_encoder
+        self.choices = choose(settings, task.method, len(features), start.parameters, is_gentle, defaults)
+        if task.compares_examples and self.choices.batch_size % self.world.size:
+            raise ValueError(
+                f"batch_size is {self.choices.batch_size}; the texts of all {self.world.size} processes are compared, "
+                f"which need equal shares: it must be a multiple of {self.world.size}."
+            )
+        check_frozen_layers(start.model, settings.freeze_layers)
+        self.console.print(self.choices.describe(len(features)), soft_wrap=True)
+        self.examples, self.start = examples, start
+        self.training = SupervisedTask(task, settings, features, held_out, start.tokenizer, self.choices, max_length)
 
     def _hold_out(self, examples: Sequence[Any], stratify: bool) -> tuple[list[Any], list[Any]]:
         settings, task = self.settings, self.task
@@ -99,7 +134,9 @@ class FinetuneRun:
 
     @flushed_denormals()
     def train(self) -> FinetuneResult:
-        settings, task, world, model, training = self.settings, self.task, self.world, self.model, self.training
+        settings, task, world, training = self.settings, self.task, self.world, self.training
+        start, baselines = self._score_start()
+        model = self.model = self._trainable(self.start.model)
         trainer = Trainer(
             model=cast(Any, model),
             task=training,
@@ -111,26 +148,74 @@ class FinetuneRun:
             world=world,
             progress=Progress(self.console, is_shown=world.is_main),
             clip=settings.clip,
-            selection=ModelSelection(task.metric, patience=settings.patience),
+            selection=ModelSelection(task.metric, patience=settings.patience, prefers_later=self.defaults is not None),
             trackers=get_trackers(settings.trackers, self.folder, self.name) if world.is_main else [],
         )
+        if start is not None:
+            trainer.state.best = BestEvaluation(0, start.scores[task.metric])
         outcome = trainer.train(settings.model_dump())
         if outcome.signal is not None:
             scores = outcome.evaluation
             return FinetuneResult(self.folder, task.metric, scores, [scores], {}, signal=outcome.signal)
-        if outcome.state.best is not None:
-            restore(trainer.checkpoints.path / f"step-{outcome.state.best.step:08d}", model, [], trainer.ema)
-        with trainer.evaluation_weights():
-            evaluated = training.evaluate_fully(model)
-            chosen = self._chosen(outcome.state)
-            result = FinetuneResult(self.folder, task.metric, evaluated.scores, [evaluated.scores], {}, chosen)
-            full_model = self._unsharded_model()
+        best = outcome.state.best
+        with contextlib.ExitStack() as stack:
+            if start is not None and best is not None and best.step == 0:
+                model, evaluated = self._starting_model(), start
+            else:
+                if best is not None:
+                    restore(trainer.checkpoints.path / f"step-{best.step:08d}", model, [], trainer.ema)
+                stack.enter_context(trainer.evaluation_weights())
+                evaluated = training.evaluate_fully(model)
+            test = {} if self.test is None else task.evaluate(training.predictor(model), self.test).scores
+            result = FinetuneResult(
+                self.folder,
+                task.metric,
+                evaluated.scores,
+                [evaluated.scores],
+                {},
+                self._chosen(outcome.state),
+                baselines,
+                test,
+                compare_with_start(task.metric, evaluated.scores, baselines, best is not None and best.step == 0),
+            )
+            full_model = self._unsharded(model)
             world.run_on_main(lambda: self._write(full_model, evaluated, result))
         return result
 
+    def _score_start(self) -> tuple[Evaluated | None, dict[str, Scores]]:
+        """The start as users would get it, if it can do the task at all, and what to compare the result with."""
+        self.start.model.to(self.world.device)
+        self.console.print("Scoring the start.")
+        predictor = self.training.predictor(self.start.model)
+        baselines = self.task.baselines(predictor, self.examples, self.training.held_out)
+        can_do = self._fit_head(self.start)
+        if self.defaults is None or not (can_do or self.start.has_trained_head):
+            return None, baselines
+        evaluated = self.training.evaluate_fully(self.start.model)
+        if self.start.has_trained_head:
+            baselines = {"untouched": evaluated.scores, **baselines}
+        return evaluated, baselines
+
+    def _fit_head(self, start: StartingModel) -> bool:
+        is_new = self.defaults is not None and not start.has_trained_head
+        return is_new and self.task.fit_head(start.model, self.training.features)
+
+    def _trainable(self, model: BertBlocksPreTrainedModel) -> nn.Module:
+        trained = add_lora(model, self.settings.lora_rank) if self.settings.lora_rank else model
+        freeze(trained, self.settings.freeze_layers)
+        return trained
+
+    def _starting_model(self) -> BertBlocksPreTrainedModel:
+        """The start once more; the random parts of its head are drawn again."""
+        torch.manual_seed(self.settings.seed)
+        start = load_starting_model(self.source, self.task)
+        start.model.to(self.world.device)
+        self._fit_head(start)
+        return start.model.eval()
+
     def _chosen(self, state: TrainState) -> dict[str, Any]:
         return {
-            "learning_rate": self.training.peak_learning_rate,
+            **self.choices.as_dict(),
             "max_length": self.training.max_length,
             "planned_steps": self.training.total_steps,
             "steps": state.step,
@@ -141,13 +226,12 @@ class FinetuneRun:
             "threads": torch.get_num_threads(),
         }
 
-    def _unsharded_model(self) -> nn.Module:
+    def _unsharded(self, model: nn.Module) -> nn.Module:
         """The model itself, or a full copy of a sharded model. This is a collective operation."""
-        if not isinstance(self.model, FSDPModule):
-            return self.model
-        weights = Snapshot(self.model, [], None).weights
-        fresh = load_starting_model(self.source, self.task).model
-        copy = add_lora(fresh, self.settings.lora_rank) if self.settings.lora_rank else fresh
+        if not isinstance(model, FSDPModule):
+            return model
+        weights = Snapshot(model, [], None).weights
+        copy = self._trainable(load_starting_model(self.source, self.task).model)
         copy.load_state_dict(weights, strict=False)  # the snapshot holds tied weights once
         return copy
 
@@ -161,13 +245,32 @@ class FinetuneRun:
         write_finetuning_report(
             self.folder,
             f"Fine-tuning: {self.name}",
-            evaluated.scores,
+            {**result.baselines, "result": result.scores} | ({"test": result.test} if result.test else {}),
             evaluated.tables,
             evaluated.confusion,
             {**self.settings.model_dump(), "chosen": result.chosen},
-            note=". ".join(self.task.notes),
+            note=". ".join([*self.task.notes, *(remark.removesuffix(".") for remark in result.remarks)]),
         )
         write_results(result)
+
+
+def compare_with_start(
+    metric: str, scores: Scores, baselines: Mapping[str, Scores], is_start: bool = False
+) -> list[str]:
+    """What to say if the returned model is the start, or is worse than a baseline.
+
+    Example:
+        >>> compare_with_start("accuracy", {"accuracy": 0.6}, {"majority": {"accuracy": 0.7}})[0][:53]
+        'The accuracy of 0.6 is below that of majority (0.7): '
+    """
+    advice = "try more examples, a lower learning_rate, other seeds or another model"
+    if is_start:
+        return [f"Training did not improve the {metric} of {scores[metric]:.4g}, so the start was saved: {advice}."]
+    better = {name: found[metric] for name, found in baselines.items() if found[metric] > scores[metric]}
+    if not better:
+        return []
+    named = " and ".join(f"{name} ({value:.4g})" for name, value in better.items())
+    return [f"The {metric} of {scores[metric]:.4g} is below that of {named}: {advice}."]
 
 
 def write_results(result: FinetuneResult) -> None:

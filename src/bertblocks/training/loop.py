@@ -53,6 +53,8 @@ class ModelSelection:
     metric: str
     higher_is_better: bool = True
     patience: int | None = None
+    #: Whether the later of two equally good evaluations is the best. Early stopping does not count it as better.
+    prefers_later: bool = False
 
 
 class Trainer:
@@ -305,6 +307,8 @@ class Trainer:
             self.state.best = BestEvaluation(self.state.step, value)
         else:
             best.evaluations_since += 1
+            if selection.prefers_later and value == best.value:
+                best.step = self.state.step
 
     def _should_stop_early(self) -> bool:
         patience = self.selection.patience if self.selection else None

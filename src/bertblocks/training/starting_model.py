@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_with_report
-from bertblocks.checkpoints.sentence_transformers import read_settings
+from bertblocks.checkpoints.sentence_transformers import MODULES, read_settings
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
@@ -23,8 +23,6 @@ from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 from bertblocks.training.optimizers import decay_groups
 
-#: Learning rates by the number of parameters inside layers, close to published values. Small models need larger ones.
-LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
@@ -37,16 +35,29 @@ class StartingModel:
     #: The longest sequence that the model can read, and the one it was made for.
     max_length: int
     usual_length: int
-    #: The default learning rate for a model of this size.
-    learning_rate: float
-    #: The pooling of the checkpoint's embeddings.
+    #: The number of parameters inside layers.
+    parameters: int
+    #: Whether the head comes from the checkpoint. False: it is new and random.
+    has_trained_head: bool
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """What a checkpoint's files say about its embeddings."""
+
     pooling: str
+    is_sentence_encoder: bool
+
+
+def read_embedder(source: str | Path) -> Embedder:
+    folder = find_checkpoint(source)
+    return Embedder(read_settings(folder).pooling, (folder / MODULES).is_file())
 
 
 def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
     """Loads a checkpoint with the task's head. The head is new unless the checkpoint has one with the same labels."""
     folder = find_checkpoint(source)
-    loaded, _ = load_with_report(folder, task.model_task, torch.float32)  # a new head is expected
+    loaded, report = load_with_report(folder, task.model_task, torch.float32)  # a new head is expected
     tokenizer = load_tokenizer_if_any(folder)
     if tokenizer is None:
         raise ValueError(f"{source}: there is no tokenizer next to the model.")
@@ -57,10 +68,10 @@ def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel
     model = with_config(loaded, task.config_changes())
     settings = read_settings(folder)
     size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))
-    rate = next(rate for limit, rate in LEARNING_RATES if size <= limit)
     max_length = model.config.max_position_embeddings - model.config.position_offset
     usual_length = max_sequence_length(model, tokenizer, settings.max_length)
-    return StartingModel(model, tokenizer, max_length, usual_length, rate, settings.pooling)
+    has_trained_head = not report.fresh and model is loaded
+    return StartingModel(model, tokenizer, max_length, usual_length, size, has_trained_head)
 
 
 def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> BertBlocksPreTrainedModel:
@@ -72,7 +83,11 @@ def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> Be
         setattr(config, key, value)
     changed = type(model)(config)
     own = changed.state_dict()
-    kept = {name: value for name, value in model.state_dict().items() if own[name].shape == value.shape}
+    kept = {
+        name: value
+        for name, value in model.state_dict().items()
+        if name in own and own[name].shape == value.shape  # a model with another head may lack a part
+    }
     if changes.get("id2label") != model.config.id2label:
         # different labels need a new head, even if their number is the same
         kept = {name: value for name, value in kept.items() if name.split(".")[0] not in ("classifier", "tagger")}
@@ -82,11 +97,15 @@ def with_config(model: BertBlocksPreTrainedModel, changes: dict[str, Any]) -> Be
     return changed
 
 
-def freeze(model: nn.Module, layers: int) -> None:
-    """Freezes the embeddings and this many of the lowest layers."""
-    count = sum(1 for _ in _layers(model))
+def check_frozen_layers(model: nn.Module, layers: int) -> None:
+    """Raises an error if the model has fewer layers than should be frozen."""
+    count = len(_layers(model))
     if layers > count:
         raise ValueError(f"freeze_layers is {layers}; the model has {count} layers.")
+
+
+def freeze(model: nn.Module, layers: int) -> None:
+    """Freezes the embeddings and this many of the lowest layers."""
     if layers:
         for name, parameter in model.named_parameters():
             match = _LAYER.search(name)

@@ -17,6 +17,7 @@ from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.tables import DataError
 from bertblocks.training.amounts import Amount
+from bertblocks.training.finetune_defaults import Choices
 from bertblocks.training.schedules import ScheduleSection, lr_factor
 from bertblocks.training.sections import Constant, Cosine, Linear
 from bertblocks.training.task import TrainingTask
@@ -32,16 +33,15 @@ class SupervisedTask(TrainingTask):
         features: Sequence[Any],
         held_out: Sequence[Any],
         tokenizer: PreTrainedTokenizerBase,
-        peak_learning_rate: float,
+        choices: Choices,
         max_length: int,
     ) -> None:
         self.task, self.settings, self.features, self.held_out = task, settings, features, held_out
         self.tokenizer, self.max_length = tokenizer, max_length
-        self.peak_learning_rate = peak_learning_rate
-        epochs = settings.epochs or default_epochs(len(features))
+        self.peak_learning_rate = choices.learning_rate
         # every batch is full: the texts of an embedding batch are each other's negatives
-        self.batch_size = min(settings.batch_size, len(features))
-        steps = epochs * len(features) / self.batch_size
+        self.batch_size = choices.batch_size
+        steps = choices.epochs * len(features) / self.batch_size
         self.total_steps = max(1, math.floor(steps) if task.compares_examples else math.ceil(steps - 1e-9))
         self.steps_per_evaluation = max(1, round(len(features) / self.batch_size) // settings.evaluations_per_epoch)
         self.schedule = _schedule(settings)
@@ -52,8 +52,10 @@ class SupervisedTask(TrainingTask):
     def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         first = position["example"]
         last = first + self.batch_size
-        epochs, ranks = np.divmod(np.arange(first, last), len(self.features))
+        positions = np.arange(first, last)
+        epochs, ranks = np.divmod(positions, len(self.features))
         chosen = permute(ranks, len(self.features), combine("examples", self.settings.seed, epochs))
+        chosen = self.task.add_partners(chosen, combine("partners", self.settings.seed, positions))
         return [self.features[index] for index in chosen.tolist()], {"example": last}
 
     def collate(self, step: int, items: Sequence[Any]) -> FlatBatch:
@@ -79,15 +81,18 @@ class SupervisedTask(TrainingTask):
 
     def evaluate_fully(self, model: nn.Module) -> Evaluated:
         """Scores and report tables of the current model, computed by the predictor that its users get."""
-        inner: Any = model.module if hasattr(model, "module") else model
-        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-        predictor = Predictor(inner, self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
-        return self.task.evaluate(predictor, self.held_out)
+        if self.task.refits_head:
+            self.task.fit_head(unwrap(model), self.features)
+        return self.task.evaluate(self.predictor(model), self.held_out)
+
+    def predictor(self, model: nn.Module) -> Predictor:
+        return Predictor(unwrap(model), self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
 
 
-def default_epochs(examples: int) -> int:
-    """Fewer epochs for more examples."""
-    return 3 if examples >= 50_000 else 4 if examples >= 5_000 else 10
+def unwrap(model: nn.Module) -> Any:
+    """The model inside the wrappers of DDP and peft."""
+    inner: Any = model.module if hasattr(model, "module") else model
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def _schedule(settings: FineTuneSettings) -> ScheduleSection:

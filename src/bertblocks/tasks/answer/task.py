@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.tasks.answer.metrics import answer_f1, answering_scores
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.settings import AnswerSettings
 from bertblocks.text.alignment import trim
@@ -74,6 +75,16 @@ class AnswerTask(FineTuneTask):
                 features.append(Feature(sequence.ids, sequence.types, target))
         return features
 
+    def baselines(
+        self, predictor: Predictor, train: Sequence[Question], held_out: Sequence[Question]
+    ) -> dict[str, Scores]:
+        """No answer at all, and the sentence of the passage that shares most words with the question."""
+        gold = {question.id: [answer.text for answer in question.answers] for question in held_out}
+        guesses = {"best sentence": {question.id: best_sentence(question) for question in held_out}}
+        if not all(gold.values()):
+            guesses["no answer"] = dict.fromkeys(gold, "")
+        return {name: answering_scores(gold, predicted) for name, predicted in guesses.items()}
+
     def batch(self, features: Sequence[Feature]) -> FlatBatch:
         return make_batch(features, torch.tensor([feature.target for feature in features]), len(features))
 
@@ -102,3 +113,15 @@ class AnswerTask(FineTuneTask):
             lambda i: 100 * float(f1[i].mean()),
             {"Worst examples": [["question", "gold", "predicted", "passage"], *rows]},
         )
+
+
+def best_sentence(question: Question) -> str:
+    """The first of the passage's sentences that share most words with the question.
+
+    Example:
+        >>> best_sentence(Question("1", "Who saw it?", "It rained. Ann saw the fox. Nobody was there.", (), "here"))
+        'Ann saw the fox.'
+    """
+    words = set(re.findall(r"\w+", question.question.lower()))
+    sentences = [sentence.strip() for sentence in re.findall(r"[^.!?]+[.!?]*", question.context)] or [""]
+    return max(sentences, key=lambda sentence: len(words & set(re.findall(r"\w+", sentence.lower()))))

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.classify.examples import TextExample, read_examples
 from bertblocks.tasks.classify.metrics import classification_scores, multi_label_scores, regression_scores
 from bertblocks.tasks.classify.predictions import Classification
+from bertblocks.tasks.classify.probe import fit_probe, fitted_examples, frozen_vectors, head_vectors, set_head
 from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.labels import Labels, find_labels, find_positive, labels_of_config
 from bertblocks.tasks.settings import ClassifySettings
@@ -25,6 +26,10 @@ from bertblocks.text.windows import cut_pair
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
+
+
+#: With at most this many examples per label, `method=auto` trains a sentence encoder by the few-shot method.
+FEW_SHOT_EXAMPLES = 32
 
 
 class ClassifyTask(FineTuneTask):
@@ -38,6 +43,8 @@ class ClassifyTask(FineTuneTask):
         super().__init__(settings)
         self.labels: Labels | None = None
         self.class_weights: Tensor | None = None
+        #: The regularization of the head's first fit, which later fits share.
+        self._strength: float | None = None
 
     @property
     def metric(self) -> str:
@@ -78,6 +85,26 @@ class ClassifyTask(FineTuneTask):
     def stratum(self, example: TextExample) -> str | None:
         return str(example.target) if self._known_labels.problem == "single_label_classification" else None
 
+    def for_examples(self, examples: Sequence[TextExample], is_sentence_encoder: bool, pooling: str) -> FineTuneTask:
+        from bertblocks.tasks.classify.few_shot import FewShotTask
+
+        settings, labels = self.settings, self._known_labels
+        obstacles = {
+            "it needs one label for each text": labels.problem != "single_label_classification",
+            "it needs single texts, not pairs": any(example.pair is not None for example in examples),
+            "it compares all texts of a batch, so micro_batch_size must be unset": settings.micro_batch_size
+            is not None,
+            "it does not work with parallel=fsdp": settings.parallel == "fsdp",
+        }
+        reasons = [reason for reason, is_given in obstacles.items() if is_given]
+        if settings.method == "few-shot":
+            if reasons:
+                raise DataError(f"method is 'few-shot': {reasons[0]}; use method=full.")
+            return FewShotTask.from_task(self, pooling)
+        is_small = len(examples) <= FEW_SHOT_EXAMPLES * labels.size
+        is_chosen = settings.method == "auto" and settings.head == "probe" and is_sentence_encoder and is_small
+        return FewShotTask.from_task(self, pooling) if is_chosen and not reasons else self
+
     def config_changes(self) -> dict[str, Any]:
         labels = self._known_labels
         names = labels.names or ["score"]
@@ -102,6 +129,50 @@ class ClassifyTask(FineTuneTask):
         if cut:
             self.notes.append(f"{cut:,} texts are truncated to {max_length} tokens; raise max_length to keep more")
         return features
+
+    def fit_head(self, model: Any, features: Sequence[Feature]) -> bool:
+        if self.settings.head == "random" and not self.refits_head:
+            return False
+        chosen = [features[index] for index in fitted_examples(len(features))]
+        targets = np.array([feature.target for feature in chosen])
+        probe = fit_probe(head_vectors(model, chosen), targets, self._known_labels, self._is_balanced, self._strength)
+        self._strength = probe.strength
+        set_head(model, probe)
+        return True
+
+    def baselines(
+        self, predictor: Predictor, train: Sequence[TextExample], held_out: Sequence[TextExample]
+    ) -> dict[str, Scores]:
+        """The most common answer, and a linear probe on frozen vectors.
+
+        For pairs, the probe reads the absolute difference and the product of both vectors (Conneau et al., 2017).
+        """
+        labels = self._known_labels
+        train = [train[index] for index in fitted_examples(len(train))]
+        targets = np.array([example.target for example in train])
+        gold = np.array([example.target for example in held_out])
+        if labels.problem == "single_label_classification":
+            constant = np.eye(labels.size)[np.bincount(targets, minlength=labels.size).argmax()]
+        else:
+            constant = np.atleast_1d(targets.mean(axis=0)) - (0.5 if labels.names else 0.0)
+        probe = fit_probe(frozen_vectors(predictor, train), targets, labels, self._is_balanced)
+        name = "mean" if labels.problem == "regression" else "majority"
+        return {
+            name: self._score(gold, np.tile(constant, (len(gold), 1))),
+            "linear probe": self._score(gold, probe.logits(frozen_vectors(predictor, held_out))),
+        }
+
+    def _score(self, gold: np.ndarray, logits: np.ndarray) -> Scores:
+        labels = self._known_labels
+        if labels.problem == "regression":
+            return regression_scores(gold, logits[:, 0])
+        if labels.problem == "multi_label_classification":
+            return multi_label_scores(gold, logits >= 0)
+        return classification_scores(gold.tolist(), logits.argmax(axis=1).tolist(), labels.size, self._positive)
+
+    @property
+    def _is_balanced(self) -> bool:
+        return self.settings.class_weights == "balanced"
 
     def batch(self, features: Sequence[Feature]) -> FlatBatch:
         is_class = self._known_labels.problem == "single_label_classification"

@@ -50,6 +50,7 @@ class EmbedTask(FineTuneTask):
     model_task = "base"
     default_length = 256
     compares_examples = True
+    starts_from_embeddings = True
 
     def __init__(self, settings: EmbedSettings) -> None:
         super().__init__(settings)

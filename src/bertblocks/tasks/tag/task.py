@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.settings import TagSettings
 from bertblocks.tasks.tag.examples import TaggedExample, check_tags, find_tags, read_tagged
@@ -92,6 +92,23 @@ class TagTask(FineTuneTask):
             self.notes.append(f"{windowed:,} texts are longer than {max_length} tokens and split into windows")
         return features
 
+    def baselines(
+        self, predictor: Predictor, train: Sequence[TaggedExample], held_out: Sequence[TaggedExample]
+    ) -> dict[str, Scores]:
+        """The most common tag of all words, and of each word."""
+        by_word: dict[str, Counter[str]] = {}
+        for example in train:
+            for word, tag in zip(_words(example), example.tags, strict=True):
+                by_word.setdefault(word, Counter())[tag] += 1
+        majority = _most_common(sum(by_word.values(), Counter()))
+        common = {word: _most_common(counts) for word, counts in by_word.items()}
+        gold = [example.tags for example in held_out]
+        guesses = {
+            "majority": [[majority] * len(example.tags) for example in held_out],
+            "by word": [[common.get(word, majority) for word in _words(example)] for example in held_out],
+        }
+        return {name: tagging_scores(gold, predicted, self._has_entities) for name, predicted in guesses.items()}
+
     def batch(self, features: Sequence[Feature]) -> FlatBatch:
         targets = torch.tensor([label for feature in features for label in feature.target])
         return make_batch(features, targets, int((targets != IGNORE).sum()))
@@ -157,6 +174,14 @@ def _by_kind(real: Sequence[set[Entity]], found: Sequence[set[Entity]]) -> list[
     return rows
 
 
+def _words(example: TaggedExample) -> list[str]:
+    return [example.text[start:end] for start, end in example.words]
+
+
+def _most_common(counts: Counter[str]) -> str:
+    """The most common tag; of equally common ones the first in the alphabet."""
+    return min(counts, key=lambda tag: (-counts[tag], tag))
+
+
 def _write(example: TaggedExample, tags: Sequence[str]) -> str:
-    words = [example.text[start:end] for start, end in example.words]
-    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
+    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(_words(example), tags, strict=True))
