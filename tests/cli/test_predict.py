@@ -229,6 +229,7 @@ def test_bad_lines_give_one_sentence_that_names_them(
 def test_wrong_models_and_long_texts_give_one_sentence(folders: Any, tmp_path: Path) -> None:
     error = run("classify", folders["embed"], "plain", expect=1).stderr
     assert "classify needs a model with a sequence-classification head; this model is a BertBlocksModel." in error
+    assert "`bertblocks finetune classify` trains one." in error
     assert "is not a checkpoint folder" in run("embed", tmp_path / "none", "plain", expect=1).stderr
     error = run("embed", folders["embed"], "plain", LONG, "--too-long", "error", expect=1).stderr
     assert "Text 1 has 90 tokens; this model reads 30 plus special tokens." in error

@@ -207,7 +207,11 @@ class Predictor:
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
         model_class, head, pipeline_class = _HEADS[method]
         if not isinstance(self.model, model_class):
-            raise ValueError(f"{method} needs a model with a {head} head; this model is a {type(self.model).__name__}.")
+            name = type(self.model).__name__
+            remedy = "pretrain" if method == "fill_mask" else f"finetune {method}"
+            raise ValueError(
+                f"{method} needs a model with a {head} head; this model is a {name}. `bertblocks {remedy}` trains one."
+            )
         return pipeline_class(cast(Any, self.model), self._splitter, **options)
 
     def _find_prompt(self, prompt: str | None) -> str:
