@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.state import OPTIMIZER
+from tests.helpers import expect_log
 from tests.training.helpers import make_trainer, train
 
 
@@ -74,9 +75,7 @@ def test_a_run_stopped_by_a_signal_continues(tmp_path: Path, straight: Any, numb
     assert_same_run(tmp_path, straight)
 
 
-def test_resuming_skips_a_damaged_checkpoint_and_names_it(
-    tmp_path: Path, straight: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_skips_a_damaged_checkpoint_and_logs_its_name(tmp_path: Path, straight: Any) -> None:
     train(tmp_path, dropout=0.1)
     newest = last_checkpoint(tmp_path)
     weights = newest / "model.safetensors"
@@ -87,7 +86,8 @@ def test_resuming_skips_a_damaged_checkpoint_and_names_it(
     assert found.path is not None
     assert found.path.name == "step-00000020"
     assert found.problems == [f"{newest} is damaged: model.safetensors has changed since it was written"]
-    train(tmp_path, dropout=0.1)
+    with expect_log(r"step-00000024 is damaged: .*; resuming from the previous one\.$"):
+        train(tmp_path, dropout=0.1)
     assert_same_run(tmp_path, straight)
 
 

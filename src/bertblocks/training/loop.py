@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from bertblocks.checkpoints.files import save_tensors
+from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.data.hashing import combine
 from bertblocks.training.checkpoints import CheckpointFolder
@@ -149,7 +150,8 @@ class Trainer:
         latest = self.checkpoints.find_latest()
         for problem in latest.problems:
             fallback = "resuming from the previous one" if latest.path else "there is no other, so the run starts again"
-            self.progress.print(f"{problem}; {fallback}.")
+            if self.world.is_main:
+                logger.warning(f"{problem}; {fallback}.")
         if latest.path is not None:
             wanted = self.state.precision
             self.state = restore(latest.path, self.model, self.optimizers, self.ema)
