@@ -1,15 +1,21 @@
-"""Writes docs/config.md from the keys, defaults and `#:` comments in src/bertblocks/config/config.py.
+"""Writes docs/config.md from src/bertblocks/config/config.py and from what every block declares about itself.
 
-Run `python docs/generate_config.py` after changing a key. The script parses the source without importing it.
+Run `python docs/generate_config.py` after changing a key or a block.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bertblocks.config.blocks import SLOTS
+from bertblocks.core.keys import Key as DeclaredKey
+from bertblocks.core.registry import Registry, keys_of
+
+COLUMNS = ("Key", "Type", "Default", "Per layer", "Meaning")
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
 TARGET = ROOT / "docs" / "config.md"
@@ -17,11 +23,12 @@ TARGET = ROOT / "docs" / "config.md"
 INTRODUCTION = """\
 # Config keys
 
-<!-- docs/generate_config.py writes this page from the comments in src/bertblocks/config/config.py. Edit them there. -->
+<!-- docs/generate_config.py writes this page from src/bertblocks/config/config.py and the blocks' own files. -->
 
 `BertBlocksConfig()` is BERT-base; every key below changes one aspect of it. A key that is not listed raises an error
-that suggests the nearest known name. Keys that transformers keeps on every config (`num_labels`, `id2label`,
-`label2id`, `problem_type`, `output_hidden_states` and the like) are accepted too.
+that suggests the nearest known name. A key of a block raises an error unless a layer uses that block. Keys that
+transformers keeps on every config (`num_labels`, `id2label`, `label2id`, `problem_type`, `output_hidden_states` and the
+like) are accepted too.
 
 An *implied* default follows from other keys, as the last column says. The key gets its value when the config is built,
 and a saved config includes it. If those other keys change later, the key follows, unless you have set it to something
@@ -114,10 +121,47 @@ def render() -> str:
             rows.append(
                 (f"`{key.name}`", f"`{key.kind}`", key.default, "yes" if key.name in per_layer else "", meaning)
             )
-        parts.append(f"## {section.title}\n\n" + table(("Key", "Type", "Default", "Per layer", "Meaning"), rows))
+        parts.append(f"## {section.title}\n\n" + table(COLUMNS, rows))
+        for key in section.keys:
+            if key.name in SLOTS:
+                parts += _render_slot(SLOTS[key.name])
     parts.append(_render_aliases(PACKAGE / "config/aliases.py"))
-    parts.append(_render_ngpt(validation))
     return "\n".join(parts)
+
+
+def _render_slot(registry: Registry[Any]) -> list[str]:
+    """Return the blocks that a key can choose, then the keys of each block that has some."""
+    names = {name: f"`{registry.key}={_write(name)}`" for name in registry}
+    parts = []
+    if list(names) != [True]:
+        rows = [(f"`{_write(name)}`", _describe(registry[name])) for name in names]
+        parts.append(f"### Values of `{registry.key}`\n\n" + table(("Value", "What it is"), rows))
+    for name, title in names.items():
+        block = registry[name]
+        if keys := keys_of(block):
+            rows = [(f"`{key}`", *_declared(declared)) for key, declared in keys.items()]
+            parts.append(f"### Keys of {title}\n\n" + table(COLUMNS, rows))
+        if required := getattr(block, "requires", {}):
+            rows = [(f"`{key}`", f"`{value!r}`", reason) for key, (value, reason) in required.items()]
+            parts.append(f"### Values that {title} requires\n\n" + table(("Key", "Value", "Because"), rows))
+    return parts
+
+
+def _write(name: Any) -> str:
+    return str(name).lower() if isinstance(name, bool) else f'"{name}"'
+
+
+def _describe(block: Any) -> str:
+    return " ".join((inspect.getdoc(block) or "").split("\n\n")[0].split())
+
+
+def _declared(key: DeclaredKey) -> tuple[str, str, str, str]:
+    kind = key.type.__name__ if isinstance(key.type, type) else str(key.type).replace("typing.", "")
+    default = "*implied*" if key.implied is not None else f"`{key.default!r}`"
+    meaning = key.doc
+    if any(choice not in meaning for choice in key.choices):
+        meaning = f"One of {', '.join(key.choices)}. {meaning}"
+    return f"`{kind}`", default, "yes" if key.per_layer else "", meaning
 
 
 def _render_aliases(aliases: Path) -> str:
@@ -130,15 +174,6 @@ def _render_aliases(aliases: Path) -> str:
         "Accepted on input, never written, except that saved configs use transformers' names in `layer_types`."
     )
     return f"## Aliases\n\n{introduction}\n\n" + table(("Alias", "Key or value"), rows)
-
-
-def _render_ngpt(validation: Path) -> str:
-    values = read_constant(validation, "NGPT_VALUES")
-    rows = [(f"`{key}`", f"`{value!r}`", reason) for key, (value, reason) in values.items()]
-    rows.append(("`num_kv_heads`", "`num_attention_heads`", "queries and keys share their scale"))
-    return "## Values that `ngpt` requires\n\nWith `ngpt` true, any other value raises an error.\n\n" + table(
-        ("Key", "Value", "Because"), rows
-    )
 
 
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -29,7 +29,7 @@ def tiny_config(**options: Any) -> BertBlocksConfig:
         "intermediate_size": 24,
         "max_position_embeddings": 64,
         "local_attention_window_size": WINDOW,
-        "norm_num_groups": 4,
+        **({"norm_num_groups": 4} if "'group'" in str(options) else {}),
         "initializer_range": 0.3,
         "embedding_dropout": 0.0,
         "attention_dropout": 0.0,

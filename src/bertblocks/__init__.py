@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bertblocks.config.config import BertBlocksConfig as BertBlocksConfig
     from bertblocks.config.presets import preset_names as preset_names
     from bertblocks.config.validation import ConfigError as ConfigError
+    from bertblocks.core.keys import Key as Key
     from bertblocks.models import BertBlocksForMaskedDiffusion as BertBlocksForMaskedDiffusion
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
     from bertblocks.models import BertBlocksForPreTraining as BertBlocksForPreTraining
@@ -64,6 +65,7 @@ _HOMES = {
     "Classification": "tasks.classify.predictions",
     "ConfigError": "config",
     "Filling": "tasks.fill_mask",
+    "Key": "core.keys",
     "Predictor": "tasks.predictor",
     "SequenceLayout": "nn.layout",
     "Tagged": "tasks.tag.predictions",

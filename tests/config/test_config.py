@@ -95,6 +95,9 @@ def test_documented_names_are_config_keys() -> None:
     assert CANONICAL_KEYS <= KEYS
 
 
+ROPE = {"block_pos_enc_kind": "rope"}
+
+
 @pytest.mark.parametrize(
     ("options", "implied"),
     [
@@ -111,8 +114,8 @@ def test_documented_names_are_config_keys() -> None:
         ({"num_attention_heads": 6, "num_kv_heads": 2}, {"num_kv_heads": 2, "head_dim": 128}),
         ({"num_attention_heads": 5, "head_dim": 32}, {"num_kv_heads": 5, "head_dim": 32}),
         ({"hidden_act": "silu"}, {"mlm_head_act": "silu"}),
-        ({"rope_theta": 500.0}, {"local_rope_theta": 500.0}),
-        ({"rope_theta": 500.0, "local_rope_theta": 7.0}, {"local_rope_theta": 7.0}),
+        ({**ROPE, "rope_theta": 500.0}, {"local_rope_theta": 500.0}),
+        ({**ROPE, "rope_theta": 500.0, "local_rope_theta": 7.0}, {"local_rope_theta": 7.0}),
         ({"local_attention": True, "num_hidden_layers": 3}, {"layer_types": ["local"] * 3}),
         (
             {"local_attention": True, "global_attention_every_n_layers": 3, "num_hidden_layers": 7},
@@ -195,6 +198,13 @@ def assert_raises(options: dict, key: str, *works: str) -> None:
         assert part in message, f"{part!r} is not in {message!r}"
 
 
+#: The blocks that keys in these tests belong to.
+CHOOSES = {
+    "norm_num_groups": {"norm_fn": "group"},
+    **dict.fromkeys(("rope_theta", "local_rope_theta", "partial_rotary_factor", "rope_scaling"), ROPE),
+}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
@@ -225,7 +235,7 @@ def assert_raises(options: dict, key: str, *works: str) -> None:
     ids=str,
 )
 def test_a_value_of_the_wrong_type_raises(key: Any, value: Any, kind: Any) -> None:
-    assert_raises({key: value}, key, kind)
+    assert_raises({**CHOOSES.get(key, {}), key: value}, key, kind)
 
 
 def test_a_wrong_type_in_a_key_that_implies_others_raises() -> None:
@@ -285,7 +295,7 @@ NAN = float("nan")
     ],
 )
 def test_a_number_out_of_range_raises(key: Any, value: Any, works: Any) -> None:
-    assert_raises({key: value}, key, works)
+    assert_raises({**CHOOSES.get(key, {}), key: value}, key, works)
 
 
 @pytest.mark.parametrize(
@@ -1000,7 +1010,7 @@ def test_an_unregistered_name_raises(registries: Any) -> None:
         ({}, {"num_attention_heads": 6}, {"num_kv_heads": 6, "head_dim": 128}),
         ({}, {"num_hidden_layers": 2}, {"layer_types": ["global", "global"]}),
         ({"num_hidden_layers": 2}, {"local_attention": True}, {"layer_types": ["local", "local"]}),
-        ({}, {"rope_theta": 5e5}, {"local_rope_theta": 5e5}),
+        (ROPE, {"rope_theta": 5e5}, {"local_rope_theta": 5e5}),
         ({}, {"hidden_act": "silu"}, {"mlm_head_act": "silu"}),
         ({"num_kv_heads": 3}, {"num_attention_heads": 6}, {"num_kv_heads": 3}),
         ({"head_dim": 32}, {"hidden_size": 384}, {"head_dim": 32}),

@@ -36,7 +36,8 @@ from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTBlock
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.ops import liger as kernels
-from bertblocks.nn.position import ALiBi, BlockPosition, RotaryPosition, SinusoidalPosition, alibi_slopes
+from bertblocks.nn.position import ALiBi, BlockPosition, SinusoidalPosition, alibi_slopes
+from bertblocks.nn.rope import RotaryPosition
 from tests.helpers import naive_attention, tiny_config
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ FORMULAS = {
 @pytest.mark.parametrize("norm_fn", FORMULAS)
 def test_norms_equal_their_formulas(norm_fn: Any, bias: Any) -> None:
     """Uses an eps so large that leaving it out would show."""
-    config = tiny_config(norm_fn=norm_fn, norm_bias=bias, norm_eps=0.3, norm_num_groups=4)
+    config = tiny_config(norm_fn=norm_fn, norm_bias=bias, norm_eps=0.3)
     norm = randomize(get_norm(config))
     assert (norm.bias is not None) == bias
     x = torch.randn(7, 32) * 2 + 1

@@ -18,7 +18,7 @@ from bertblocks.nn.ops import linear as linear_module
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 from bertblocks.nn.ops.dropout import dropout
 from bertblocks.nn.ops.linear import POST_OPERATIONS, OneDnnLinear, linear, runs_on_onednn
-from bertblocks.nn.position import RotaryPosition
+from bertblocks.nn.rope import RotaryPosition
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")

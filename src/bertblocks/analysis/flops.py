@@ -1,8 +1,9 @@
 """Floating point operations of a forward pass.
 
-Only matrix products are counted: an [m, k] by [k, n] product is 2 m n k. Norms, activations, softmax, rotations and
-table lookups are left out. Attention counts the (query, key) pairs that the pattern allows, not those that a backend
-computes in addition. A backward pass takes twice the FLOPs of the forward pass.
+Only matrix products are counted: an [m, k] by [k, n] product is 2 m n k. A block that computes others, or fewer than
+its linear layers suggest, has a method `flops(num_tokens)` that counts for the whole block. Norms, activations,
+softmax, rotations and table lookups are left out. Attention counts the (query, key) pairs that the pattern allows, not
+those that a backend computes in addition. A backward pass takes twice the FLOPs of the forward pass.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
     last = ["encoder", "layers", str(model.base_model.encoder.order[-1])]
     counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
     runs = Counter(model.base_model.encoder.order)
+    counted: tuple[str, ...] = ()  # modules that counted for their submodules
     for name, module in model.named_modules():
+        if name.startswith(counted):
+            continue
         path = name.removeprefix("model.").split(".")
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
+        is_block = hasattr(module, "flops")
         if isinstance(module, nn.Conv1d):
             per_token = module.in_channels * module.out_channels * module.kernel_size[0] // module.groups
             counts[FEED_FORWARD] += 2 * length * per_token
         elif path[-2:-1] == ["position"] and path[0] == "encoder":
             continue  # projections of distances, not of tokens: they count with their attention
-        elif isinstance(module, nn.Linear):
+        elif is_block or isinstance(module, nn.Linear):
             part = part_of(name)
             num_tokens = times * length
             if part == HEAD:
@@ -50,7 +55,13 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
             elif path[:3] == last and path[3:] != ["attention", "qkv"]:
                 num_tokens -= length - scored
             names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
-            counts[names.get(part, part)] += 2 * num_tokens * module.in_features * module.out_features
+            if is_block:
+                counted = (*counted, f"{name}.")
+                flops = module.flops(num_tokens)
+            else:
+                flops = 2 * num_tokens * module.in_features * module.out_features
+            label = names.get(part, part)
+            counts[label] = counts.get(label, 0) + flops
         elif isinstance(module, Attention):
             pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
             # one product for the scores and one for the values

@@ -22,7 +22,7 @@ from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.attention import Attention
 from bertblocks.nn.backends import AttentionBackend, AttentionContext
-from bertblocks.nn.position import RotaryPosition
+from bertblocks.nn.rope import RotaryPosition
 
 #: The share of tokens that reach the masked-LM head in training, as in ModernBERT's recipe.
 LABELLED_SHARE = 0.3

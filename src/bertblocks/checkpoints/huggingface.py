@@ -18,7 +18,7 @@ from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.models.heads import find_fresh_heads
-from bertblocks.models.initialization import init_module
+from bertblocks.nn.initialization import init_module
 
 #: What torch and transformers raise for config values that they do not check.
 UNEXPECTED = (RuntimeError, OverflowError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError)

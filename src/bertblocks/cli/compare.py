@@ -59,9 +59,8 @@ def compare(
 
 
 def _differences(a: BertBlocksConfig, b: BertBlocksConfig) -> dict[str, tuple[Any, Any]]:
-    from bertblocks.config.validation import own_keys
-
-    pairs = {key: (getattr(a, key), getattr(b, key)) for key in [*own_keys(type(a)), "num_labels"]}
+    keys = {**a.key_types(), **b.key_types(), "num_labels": int}
+    pairs = {key: (getattr(a, key), getattr(b, key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -61,15 +61,13 @@ def describe(
 def _as_json(source: ConfigSource, analysis: Analysis) -> dict[str, Any]:
     import dataclasses
 
-    from bertblocks.config.validation import own_keys
-
     config = source.config
     return {
         "name": source.name,
         "description": source.description,
         "summary": analysis.summary,
         "task": analysis.task,
-        "config": {key: getattr(config, key) for key in own_keys(type(config))},
+        "config": {key: getattr(config, key) for key in config.key_types()},
         "parameters": analysis.parameters,
         "costs": [{**dataclasses.asdict(cost), "flops_per_token": cost.flops_per_token} for cost in analysis.costs],
         "tree": dataclasses.asdict(analysis.tree),

@@ -16,11 +16,14 @@ from bertblocks.config.aliases import (
     canonical,
     canonical_value,
 )
+from bertblocks.config.blocks import SLOTS, block_keys, chosen_keys, implied_choice, why_unused
 from bertblocks.config.presets import read_preset
 from bertblocks.config.validation import (
     SIZES,
     ConfigError,
+    check_choices,
     check_config,
+    check_declarations,
     check_labels,
     check_size,
     check_sizes,
@@ -28,10 +31,12 @@ from bertblocks.config.validation import (
     check_types,
     check_volume,
     own_keys,
+    reject,
 )
+from bertblocks.core.keys import Key
+from bertblocks.core.log import logger
 from bertblocks.core.messages import short_repr
 from bertblocks.core.registry import nearest
-from bertblocks.nn.disentangled import DISENTANGLED_SCORES
 
 #: The default of keys whose value follows from other keys.
 IMPLIED: Any = None
@@ -60,6 +65,8 @@ class BertBlocksConfig(PreTrainedConfig):
         def num_labels(self, value: int) -> None: ...
 
     model_type: ClassVar[str] = "bertblocks"
+    # a key of RoPE; transformers' property of this name must not hide it
+    rope_scaling = None
 
     # ---- sizes
     #: Number of tokens in the vocabulary.
@@ -103,7 +110,7 @@ class BertBlocksConfig(PreTrainedConfig):
     mask_token_id: int | None = None
 
     # ---- normalisation
-    #: layer, rms, group, deep, dynamic_tanh, or a name registered with `register_norm`.
+    #: The norm: a name from the table below, or one registered with `register_norm`.
     norm_fn: str = "layer"
     #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
     #: Implied: post; none for nGPT.
@@ -112,8 +119,6 @@ class BertBlocksConfig(PreTrainedConfig):
     norm_eps: float = 1e-12
     #: Whether norms have a bias.
     norm_bias: bool = True
-    #: Number of channel groups for norm_fn "group".
-    norm_num_groups: int = 32
     #: Whether the embeddings are normalised. Implied: true; false for nGPT.
     embedding_norm: bool = IMPLIED
     #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.
@@ -130,7 +135,7 @@ class BertBlocksConfig(PreTrainedConfig):
     parallel_block: bool = False
 
     # ---- feed-forward
-    #: mlp, glu, or a name registered with `register_mlp`. Implied: mlp; glu for nGPT.
+    #: The network: a name from the table below, or one registered with `register_mlp`. Implied: mlp; glu for nGPT.
     mlp_type: str = IMPLIED
     #: Any activation of transformers, or a name registered with `register_activation`. Implied: gelu; silu for nGPT.
     hidden_act: str = IMPLIED
@@ -140,45 +145,11 @@ class BertBlocksConfig(PreTrainedConfig):
     mlp_out_bias: bool = True
 
     # ---- positions
-    #: Positions added to the embeddings: learned, sinusoidal, none, or a name registered with `register_position`.
+    #: Positions added to the embeddings: none, a name from the table below, or one registered with
+    #: `register_position`.
     embd_pos_enc_kind: str = "learned"
-    #: Positions inside attention: rope, alibi, t5, disentangled, none, or a name registered with `register_position`.
+    #: Positions inside attention: none, a name from the table below, or one registered with `register_position`.
     block_pos_enc_kind: str = "none"
-    #: First learned position: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.
-    position_offset: int = 0
-    #: Base of RoPE's wavelengths.
-    rope_theta: float = 10_000.0
-    #: rope_theta of local layers. Implied: rope_theta.
-    local_rope_theta: float = IMPLIED
-    #: Share of each head's units that RoPE rotates.
-    partial_rotary_factor: float = 1.0
-    #: Whether RoPE pairs units (2k, 2k + 1), as in NeoBERT, instead of (k, k + d/2).
-    rope_interleaved: bool = False
-    #: Precision to which RoPE's frequencies are rounded: float32, bfloat16, or float16, as in some ESM-2 checkpoints.
-    rope_frequency_dtype: str = "float32"
-    #: RoPE scaling of global layers, as in transformers: {"rope_type": "yarn", "factor": 4.0}.
-    rope_scaling: dict[str, Any] | None = None
-    #: RoPE scaling of local layers.
-    local_rope_scaling: dict[str, Any] | None = None
-    #: Number of distance buckets for block_pos_enc_kind "t5", both directions together.
-    relative_attention_num_buckets: int = 32
-    #: Distance at which the logarithmic buckets end; all larger distances share one.
-    relative_attention_max_distance: int = 128
-    #: Whether all layers share one table of biases, as in T5 and MPNet.
-    relative_attention_shared: bool = True
-
-    #: The scores between content and position for block_pos_enc_kind "disentangled" (DeBERTa): c2p lets queries meet
-    #: positions, and p2c lets positions meet keys. Implied: both.
-    disentangled_scores: list[str] = IMPLIED
-    #: Distance from which on all distances share a vector. Implied: max_position_embeddings.
-    disentangled_max_distance: int = IMPLIED
-    #: Number of buckets on each side, as in DeBERTa v2 and v3: distances from half of it on are grouped logarithmically
-    #: up to disentangled_max_distance. None gives every distance its own vector, as in DeBERTa v1.
-    disentangled_num_buckets: int | None = None
-    #: Whether the vectors of distances are normalised, as in DeBERTa v2 and v3.
-    disentangled_norm: bool = False
-    #: Whether layers project the vectors of distances with the matrices of their tokens, as in DeBERTa v2 and v3.
-    disentangled_share_projections: bool = False
 
     # ---- attention
     #: Whether the projection to queries, keys and values has a bias.
@@ -214,10 +185,6 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- nGPT
     #: Whether hidden states stay on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
     ngpt: bool = False
-    #: Whether training renormalises weight matrices after each step, with `renormalize_weights()`.
-    ngpt_renormalize: bool = True
-    #: Whether nGPT's masked-LM head has a learned scale on its logits.
-    ngpt_logit_scale: bool = False
 
     # ---- dropout
     #: Dropout after the embeddings and their norm.
@@ -305,6 +272,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ------------------------------------------------------------------ construction
 
     def __init__(self, **options: Any) -> None:
+        check_declarations(type(self))
         for key, value in options.items():
             check_volume(key, value)
         if options.get("attention_backend") == "auto" and "attn_implementation" in options:
@@ -317,9 +285,12 @@ class BertBlocksConfig(PreTrainedConfig):
                 f"model_type is {short_repr(model_type)}; it must be {self.model_type!r} "
                 "(bertblocks.from_huggingface reads checkpoints of other families)."
             )
+        # an unknown block explains unknown keys
+        check_choices({key: value for key, value in options.items() if isinstance(value, str)}, SLOTS)
         for key, value in options.items():
             _check_key(key, value)
         check_labels(options)
+        given = {key: options.pop(key) for key in block_keys() if key in options}
         for item in dataclasses.fields(self):
             default = None if item.default is dataclasses.MISSING else item.default
             setattr(self, item.name, options.pop(item.name, default))
@@ -328,6 +299,7 @@ class BertBlocksConfig(PreTrainedConfig):
         check_sizes(self)
         self.__post_init__(**options)
         self._resolve()
+        self._set_block_keys(given)
         self._is_built = True
         self.validate()
 
@@ -339,8 +311,10 @@ class BertBlocksConfig(PreTrainedConfig):
             >>> BertBlocksConfig.from_preset("mini", norm_fn="rms").norm_fn
             'rms'
         """
-        preset = read_preset(name)["config"]
-        return cls(**{**preset, **canonical(overrides)})
+        overrides = canonical(overrides)
+        options = {**read_preset(name)["config"], **overrides}
+        unused = cls.unused_keys(options)
+        return cls(**{key: value for key, value in options.items() if key in overrides or key not in unused})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **options: Any) -> Any:  # type: ignore[override]
@@ -355,7 +329,8 @@ class BertBlocksConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
         """Like transformers' method, but keys that override the file are validated, and the keys they imply follow.
 
-        Other options pass, because transformers' tokenizers forward theirs to the config.
+        Other options pass, because transformers' tokenizers forward theirs to the config. Keys of blocks that the file
+        does not choose are left out; earlier versions wrote them all.
         """
         unknown = [key for key in config_dict if not _is_known(KEY_ALIASES.get(key, key))]
         if "model_type" not in config_dict and len(unknown) > 1:
@@ -369,7 +344,7 @@ class BertBlocksConfig(PreTrainedConfig):
         if count is not None and count != len(config_dict.get("id2label") or ()):
             # a caller that relabels a classifier does not want the names in the file
             config_dict = {key: value for key, value in config_dict.items() if key not in ("id2label", "label2id")}
-        built = super().from_dict(config_dict, **options)
+        built = super().from_dict(cls._without_unused(config_dict), **options)
         config = built[0] if isinstance(built, tuple) else built
         for key, value in overrides.items():
             setattr(config, key, value)
@@ -391,7 +366,7 @@ class BertBlocksConfig(PreTrainedConfig):
         is_local = [self.local_attention and not (every and i % every == 0) for i in range(self.num_hidden_layers)]
         return {
             "norm_pos": "none" if self.ngpt else "post",
-            "mlp_type": "glu" if self.ngpt else "mlp",
+            "mlp_type": implied_choice("mlp_type", vars(self)),
             "hidden_act": "silu" if self.ngpt else "gelu",
             "embedding_size": self.hidden_size,
             "embedding_projection": self.embedding_size not in (None, self.hidden_size),
@@ -403,13 +378,11 @@ class BertBlocksConfig(PreTrainedConfig):
             "init_kind": "ngpt" if self.ngpt else "trunc_normal",
             "tie_word_embeddings": not self.ngpt,
             "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),
-            "local_rope_theta": self.rope_theta,
-            "disentangled_scores": list(DISENTANGLED_SCORES),
-            "disentangled_max_distance": self.max_position_embeddings,
             "attention_key_bias": self.attention_qkv_bias,
             "num_kv_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
             "layer_types": ["local" if local else "global" for local in is_local],
+            **{name: key.implied(self) for name, key in self.block_keys().items() if key.implied is not None},
         }
 
     def _resolve(self) -> None:
@@ -418,11 +391,57 @@ class BertBlocksConfig(PreTrainedConfig):
             if getattr(self, key) is None:
                 setattr(self, key, value)
         self.layer_types = [LAYER_TYPE_ALIASES.get(kind, kind) for kind in self.layer_types]
-        for key in ("rope_scaling", "local_rope_scaling"):
-            scaling = getattr(self, key)
-            if scaling is not None and "type" in scaling and "rope_type" not in scaling:
-                scaling = {"rope_type": scaling["type"], **{k: v for k, v in scaling.items() if k != "type"}}
-            setattr(self, key, None if scaling == {"rope_type": "default"} else scaling)
+
+    # ------------------------------------------------------------------ keys of blocks
+
+    def block_keys(self) -> dict[str, Key]:
+        """Return the keys that the chosen blocks declare, in any layer."""
+        return chosen_keys(vars(self), self.layer_overrides)
+
+    def key_types(self) -> dict[str, Any]:
+        """Return the keys of this config and their types: those of every config, then those of its blocks."""
+        return {**own_keys(type(self)), **{name: key.type for name, key in self.block_keys().items()}}
+
+    def _set_block_keys(self, given: dict[str, Any]) -> None:
+        """Set the keys of the chosen blocks; a key of another block may only have its default value."""
+        chosen = self.block_keys()
+        for name, value in given.items():
+            if name in chosen:
+                setattr(self, name, value)
+                if value is not None or chosen[name].implied is None:
+                    check_type(name, getattr(self, name), chosen[name].type)
+            elif value not in (None, block_keys()[name].default_for(self)):
+                reject(name, value, why_unused(name, vars(self)))
+        self._update_block_keys()
+
+    def _update_block_keys(self) -> None:
+        """Remove keys of blocks that are no longer chosen, and give new ones their default."""
+        chosen = self.block_keys()
+        for name in (block_keys().keys() - chosen.keys()) & vars(self).keys():
+            del self.__dict__[name]
+        for name in sorted(chosen, key=lambda name: chosen[name].implied is not None):
+            if vars(self).get(name) is None:
+                super().__setattr__(name, chosen[name].default_for(self))
+
+    @classmethod
+    def unused_keys(cls, values: dict[str, Any]) -> set[str]:
+        """Return the keys in `values` that belong to blocks which `values` do not choose."""
+        choices = {slot: values.get(slot, getattr(cls, slot)) for slot in SLOTS}
+        choices = {slot: implied_choice(slot, choices) if name is None else name for slot, name in choices.items()}
+        return values.keys() & (block_keys().keys() - chosen_keys(choices, values.get("layer_overrides")).keys())
+
+    @classmethod
+    def _without_unused(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out keys of blocks that a saved config does not choose, and log those that are not at their default."""
+        unused = cls.unused_keys(canonical(values))
+        defaults = cls() if unused else None
+        for name in sorted(unused):
+            if values[name] not in (getattr(defaults, name), None):
+                choices = {slot: values.get(slot, getattr(defaults, slot)) for slot in SLOTS}
+                logger.info("%s is %s in the file, and is left out: %s.", name, values[name], why_unused(name, choices))
+        return {key: value for key, value in values.items() if key not in unused}
+
+    # ------------------------------------------------------------------ layers
 
     def _read_overrides(self) -> None:
         """Convert layer numbers, which JSON stores as strings, and replace aliases."""
@@ -460,14 +479,17 @@ class BertBlocksConfig(PreTrainedConfig):
         check_volume(key, value)
         is_built = self.__dict__.get("_is_built")
         # tools annotate configs, and annotations are not saved; only what looks like a misspelled key is an error
-        if not hasattr(type(self), key) and (not is_built or nearest(key, own_keys(type(self)), cutoff=0.88)):
+        block_key = block_keys().get(key)
+        if block_key is not None and block_key.read is not None:
+            value = block_key.read(value)
+        if not hasattr(type(self), key) and (not is_built or nearest(key, _own_names(), cutoff=0.88)):
             _check_key(key, value)
         if key == "num_labels":
             check_labels({key: value})
-        if not is_built or key not in own_keys(type(self)):
+        if not is_built or not (block_key is not None or key in own_keys(type(self))):
             super().__setattr__(key, value)
             return
-        check_type(key, value, own_keys(type(self))[key])
+        check_type(key, value, own_keys(type(self))[key] if block_key is None else block_key.type)
         if key in SIZES and value is not None:
             check_size(key, value)
         before = self._implied()
@@ -475,7 +497,17 @@ class BertBlocksConfig(PreTrainedConfig):
         following = [name for name, implied in before.items() if name != key and getattr(self, name) == implied]
         for name in following:
             # recomputed each time, because an updated key may imply another
-            super().__setattr__(name, self._implied()[name])
+            if name in (implied := self._implied()):
+                super().__setattr__(name, implied[name])
+        if key in SLOTS or key == "layer_overrides":
+            self._update_block_keys()
+
+    def __getattr__(self, key: str) -> Any:
+        """A key of a block that is not chosen has its default, so that code can read any key of any config."""
+        declared = None if key.startswith("_") else block_keys().get(key)
+        if declared is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {key!r}")
+        return declared.default_for(self)
 
     @property
     def output_attentions(self) -> bool:
@@ -498,16 +530,20 @@ class BertBlocksConfig(PreTrainedConfig):
 
 
 def _names_own_key(key: str) -> bool:
-    return KEY_ALIASES.get(key, key) in own_keys(BertBlocksConfig)
+    return KEY_ALIASES.get(key, key) in _own_names()
+
+
+def _own_names() -> list[str]:
+    return [*own_keys(BertBlocksConfig), *block_keys()]
 
 
 def _is_known(key: str) -> bool:
-    return key in FIELD_NAMES or key in HOUSEKEEPING or key.startswith("_")
+    return key in FIELD_NAMES or key in HOUSEKEEPING or key.startswith("_") or key in block_keys()
 
 
 def _check_key(key: str, value: Any) -> None:
     if not _is_known(key):
-        hint = nearest(key, own_keys(BertBlocksConfig))
+        hint = nearest(key, _own_names())
         raise ConfigError(
             f"{short_repr(key)} is not a key of BertBlocksConfig (its value is {short_repr(value)}){hint}."
         )

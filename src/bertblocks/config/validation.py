@@ -6,36 +6,30 @@ import contextlib
 import itertools
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.dataclasses import type_validator
 
+from bertblocks.config.blocks import SLOTS, block_keys, chosen_blocks, why_unused, write_name
+from bertblocks.core.keys import Problem
 from bertblocks.core.messages import InputError, short_repr
-from bertblocks.core.registry import nearest
+from bertblocks.core.registry import keys_of, nearest
 from bertblocks.nn.activation import activation_names
 from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.block import NORM_POSITIONS
-from bertblocks.nn.disentangled import DISENTANGLED_SCORES
-from bertblocks.nn.mlp import MLPS
-from bertblocks.nn.norm import NORMS
-from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS, FREQUENCY_DTYPES
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 CHOICES: dict[str, typing.Callable[[], list[str]]] = {
-    "norm_fn": NORMS.names,
+    **{slot: registry.choices for slot, registry in SLOTS.items() if slot != "ngpt"},
     "norm_pos": lambda: list(NORM_POSITIONS),
-    "mlp_type": MLPS.names,
     "hidden_act": activation_names,
     "mlm_head_act": activation_names,
     "input_conv_act": activation_names,
     "classifier_head_act": activation_names,
-    "embd_pos_enc_kind": lambda: [*EMBEDDING_POSITIONS.names(), "none"],
-    "block_pos_enc_kind": lambda: [*BLOCK_POSITIONS.names(), "none"],
-    "rope_frequency_dtype": lambda: list(FREQUENCY_DTYPES),
     "attention_backend": lambda: ["auto", *BACKENDS.names()],
     "kernel_backend": lambda: ["auto", "liger", "torch"],
     "quantization": lambda: ["int8"],
@@ -58,15 +52,9 @@ SIZES: dict[str, tuple[int | None, int]] = {
     "head_dim": (1, 2**20),
     "intermediate_size": (1, 2**22),
     "max_position_embeddings": (1, 2**24),
-    "norm_num_groups": (1, 2**20),
     "type_vocab_size": (0, 2**20),
-    "position_offset": (0, 2**24),
     "num_global_tokens": (0, 2**24),
     "local_attention_window_size": (None, 2**24),
-    "relative_attention_num_buckets": (None, 2**20),
-    "relative_attention_max_distance": (None, 2**24),
-    "disentangled_max_distance": (1, 2**24),
-    "disentangled_num_buckets": (2, 2**20),
     "input_conv_size": (0, 2**12),
     "input_conv_groups": (1, 2**20),
     "mlm_head_size": (None, 2**20),
@@ -76,36 +64,12 @@ SIZES: dict[str, tuple[int | None, int]] = {
 #: The most values or characters in the value of one key.
 MAX_VOLUME = 2**24
 
-#: The kinds of RoPE scaling in transformers, with the keys that each requires.
-ROPE_SCALINGS: dict[str, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
-}
-#: Keys that each kind accepts in addition.
-OPTIONAL_SCALING_KEYS: dict[str, tuple[str, ...]] = {
-    "yarn": (
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
-    "llama3": ("original_max_position_embeddings",),
-    "longrope": ("original_max_position_embeddings", "attention_factor", "factor"),
-}
-
-#: Keys that `layer_overrides` can set for one layer.
+#: Keys that `layer_overrides` can set for one layer; blocks declare theirs.
 LAYER_KEYS = {
     "norm_fn",
     "norm_pos",
     "norm_eps",
     "norm_bias",
-    "norm_num_groups",
     "parallel_block",
     "mlp_type",
     "hidden_act",
@@ -120,12 +84,6 @@ LAYER_KEYS = {
     "attention_key_bias",
     "attention_out_bias",
     "block_pos_enc_kind",
-    "rope_theta",
-    "local_rope_theta",
-    "partial_rotary_factor",
-    "rope_interleaved",
-    "rope_scaling",
-    "local_rope_scaling",
     "local_attention_window_size",
     "num_global_tokens",
     "attention_dropout",
@@ -135,20 +93,7 @@ LAYER_KEYS = {
 }
 
 #: Keys that only affect local layers.
-LOCAL_LAYER_KEYS = {"local_attention_window_size", "num_global_tokens", "local_rope_theta", "local_rope_scaling"}
-
-#: Keys that only affect global layers.
-GLOBAL_LAYER_KEYS = {"rope_theta", "rope_scaling"}
-
-#: The values that nGPT requires, and why.
-NGPT_VALUES = {
-    "norm_pos": ("none", "its blocks project onto the unit sphere instead"),
-    "final_norm": (False, "its last hidden state is already on the unit sphere"),
-    "parallel_block": (False, "its two steps along the sphere are sequential"),
-    "mlp_type": ("glu", "its feed-forward network is a scaled GLU"),
-    "qk_norm": (False, "its queries and keys are already unit vectors"),
-    "tie_word_embeddings": (False, "its output matrix is normalised separately from the embeddings"),
-}
+LOCAL_LAYER_KEYS = {"local_attention_window_size", "num_global_tokens"}
 
 
 class ConfigError(InputError):
@@ -162,6 +107,8 @@ def check_config(config: BertBlocksConfig) -> None:
     _check_layer_keys(config)
     _check_combinations(config, _model_combinations(config))
     layers = [config.for_layer(index) for index in config.layer_overrides or {}]
+    for block in dict.fromkeys(block for layer in (config, *layers) for _, block in chosen_blocks(layer)):
+        _check_combinations(config, getattr(block, "check_model", lambda _: ())(config))
     for layer in layers:
         check_types(layer)
         _check_values(layer)
@@ -170,9 +117,22 @@ def check_config(config: BertBlocksConfig) -> None:
         _check_combinations(config, _layer_combinations(config))
 
 
+def check_declarations(config_class: type[BertBlocksConfig]) -> None:
+    """Raise an error if a block declares a key of every config, or differs from another block about a shared key."""
+    general, seen = own_keys(config_class), {}
+    for slot, registry in SLOTS.items():
+        for block in registry:
+            title = f"{slot} {write_name(block)}"
+            for name, key in keys_of(registry[block]).items():
+                first, declared = seen.setdefault(name, (title, key))
+                why = "every config has" if name in general else f"{first} declares differently"
+                if name in general or key != declared:
+                    raise ConfigError(f"{title} declares the key {name!r}, which {why}.")
+
+
 def check_types(config: BertBlocksConfig, implied: bool = True) -> None:
     """Check that every value has its key's type; before implied keys are filled in (`implied=False`), None passes."""
-    for key, kind in own_keys(type(config)).items():
+    for key, kind in (config.key_types() if implied else own_keys(type(config))).items():
         value = getattr(config, key)
         if implied or value is not None:
             check_type(key, value, kind)
@@ -214,78 +174,66 @@ def check_size(key: str, value: int) -> None:
         raise ConfigError(f"{key} is {short_repr(value)}; it must be at most {most:,}.")
 
 
+def check_choices(values: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Check that each of `keys` that has a value in `values` names something that exists."""
+    for key in keys:
+        value, choices = values.get(key), CHOICES[key]() if key in CHOICES else None
+        if value is not None and choices is not None and value not in choices:
+            reject(key, value, f"it must be one of {', '.join(choices)}{nearest(value, choices)}")
+
+
 def _check_values(config: BertBlocksConfig) -> None:
-    for key, choices in CHOICES.items():
-        value = getattr(config, key)
-        if value is not None and value not in choices():
-            _reject(config, key, f"it must be one of {', '.join(choices())}{nearest(value, choices())}")
+    check_choices(vars(config), CHOICES)
     check_sizes(config)
-    for key in ("norm_eps", "rope_theta", "local_rope_theta", "initializer_range", "initializer_cutoff_factor"):
+    for key in ("norm_eps", "initializer_range", "initializer_cutoff_factor"):
         if not 0 < getattr(config, key) < math.inf:
-            _reject(config, key, "it must be greater than 0")
-    for key in ("partial_rotary_factor", "diffusion_min_time"):
-        if not 0 < getattr(config, key) <= 1:
-            _reject(config, key, "it must be greater than 0 and at most 1")
+            reject_key(config, key, "it must be greater than 0")
+    if not 0 < config.diffusion_min_time <= 1:
+        reject_key(config, "diffusion_min_time", "it must be greater than 0 and at most 1")
     for key in own_keys(type(config)):
         value = getattr(config, key)
         if key.endswith("dropout") and not isinstance(value, bool) and not 0 <= value < 1:
-            _reject(config, key, "it must be at least 0 and less than 1")
+            reject_key(config, key, "it must be at least 0 and less than 1")
         if key in ("pad_token_id", "mask_token_id") and value is not None and not 0 <= value < config.vocab_size:
-            _reject(config, key, f"it must lie within the vocabulary of {config.vocab_size}, or be null")
+            reject_key(config, key, f"it must lie within the vocabulary of {config.vocab_size}, or be null")
     for key, only in (("is_encoder_decoder", False), ("chunk_size_feed_forward", 0)):
         if getattr(config, key) != only:
-            _reject(config, key, f"it must be {only!r}: transformers defines this key, but it has no meaning here")
-    for key in ("rope_scaling", "local_rope_scaling"):
-        if getattr(config, key) is not None:
-            _check_scaling(config, key)
-
-
-def _check_scaling(config: BertBlocksConfig, key: str) -> None:
-    scaling = getattr(config, key)
-    kind = scaling.get("rope_type")
-    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
-        _reject(config, key, f"its rope_type must be one of {', '.join(ROPE_SCALINGS)}{nearest(kind, ROPE_SCALINGS)}")
-    needed, known = ROPE_SCALINGS[kind], {*ROPE_SCALINGS[kind], *OPTIONAL_SCALING_KEYS.get(kind, ())}
-    if not set(needed) <= set(scaling):
-        _reject(config, key, f"rope_type {kind!r} requires {' and '.join(needed)}")
-    for name, value in scaling.items():
-        if name != "rope_type" and name not in known:
-            _reject(config, key, f"rope_type {kind!r} does not take {name!r}{nearest(name, known)}")
-        numbers = value if isinstance(value, list) else [value]
-        if name != "rope_type" and not all(fits(number, float | bool | None) for number in numbers):
-            _reject(config, key, f"its {name} must be a number")
-        if name == "factor" and not value > 0:
-            _reject(config, key, "its factor must be greater than 0")
+            reject_key(config, key, f"it must be {only!r}: transformers defines this key, but it has no meaning here")
+    chosen = config.block_keys()
+    for key, declared in block_keys().items():
+        if key in vars(config) and key not in chosen:
+            reject_key(config, key, why_unused(key, vars(config)))
+        if key in chosen and (problem := declared.problem(getattr(config, key))) is not None:
+            reject_key(config, key, problem)
 
 
 def _check_layer_keys(config: BertBlocksConfig) -> None:
     if len(config.layer_types) != config.num_hidden_layers:
         count = f"num_hidden_layers = {config.num_hidden_layers} layers, not {len(config.layer_types)}"
-        _reject(config, "layer_types", f"it must list {count}")
+        reject_key(config, "layer_types", f"it must list {count}")
     if wrong := [kind for kind in config.layer_types if kind not in ("global", "local")]:
-        _reject(config, "layer_types", f"every entry must be 'global' or 'local', not {short_repr(wrong[0])}")
+        reject_key(config, "layer_types", f"every entry must be 'global' or 'local', not {short_repr(wrong[0])}")
     last = config.num_hidden_layers - 1
+    declared = block_keys()
+    known = {*LAYER_KEYS, *(name for name, key in declared.items() if key.per_layer)}
     for index, overrides in (config.layer_overrides or {}).items():
         if not 0 <= index <= last:
-            _reject(config, "layer_overrides", f"it names layer {short_repr(index)}; layers are 0 to {last}")
-        for key, value in overrides.items():
-            if key not in LAYER_KEYS:
-                why = f"which cannot be set per layer{nearest(key, LAYER_KEYS)}"
-                _reject(config, "layer_overrides", f"layer {index} sets {short_repr(key)}, {why}")
-            kind = config.layer_types[index]
-            if key in (LOCAL_LAYER_KEYS if kind == "global" else GLOBAL_LAYER_KEYS):
-                _reject(config, "layer_overrides", f"layer {index} is {kind}, where {key!r} has no effect")
-            if key == "norm_fn" and (value == "deep") != (config.norm_fn == "deep"):
-                _reject(
-                    config, "layer_overrides", "norm_fn 'deep' must apply to all layers, in position 'post', or to none"
-                )
+            reject_key(config, "layer_overrides", f"it names layer {short_repr(index)}; layers are 0 to {last}")
+        if unknown := [key for key in overrides if key not in known]:
+            why = f"which cannot be set per layer{nearest(unknown[0], known)}"
+            reject_key(config, "layer_overrides", f"layer {index} sets {short_repr(unknown[0])}, {why}")
+        kind, layer = config.layer_types[index], config.for_layer(index)
+        used = {name for _, block in chosen_blocks(layer) for name in keys_of(block)}
+        for key in overrides:
+            if key in declared and key not in used:
+                why = why_unused(key, vars(layer))
+                reject_key(config, "layer_overrides", f"layer {index} sets {short_repr(key)}; {why}")
+            only = "local" if key in LOCAL_LAYER_KEYS else declared[key].layer_type if key in declared else None
+            if only not in (None, kind):
+                reject_key(config, "layer_overrides", f"layer {index} is {kind}, where {key!r} has no effect")
 
 
-#: A key, whether its value is invalid, and the reason.
-Combination = tuple[str, Any, str]
-
-
-def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+def _model_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints between keys of the whole model."""
     every = "global_attention_every_n_layers"
     yield (
@@ -301,21 +249,7 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     first = c.for_layer(0).norm_pos
     no_norm = not c.first_attention_norm and first not in ("pre", "pre_and_post", "sandwich")
     yield "first_attention_norm", no_norm, f"false requires a norm before attention, but norm_pos is {first!r}"
-    kinds = {c.for_layer(index).block_pos_enc_kind for index in range(c.num_hidden_layers)}
-    for key in ("rope_scaling", "local_rope_scaling"):
-        no_rope = getattr(c, key) is not None and "rope" not in kinds
-        yield key, no_rope, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
-        rounded = getattr(c, key) is not None and c.rope_frequency_dtype != "float32"
-        yield "rope_frequency_dtype", rounded, f"it must be 'float32' with {key}"
-    no_rope = c.rope_frequency_dtype != "float32" and "rope" not in kinds
-    yield "rope_frequency_dtype", no_rope, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
     yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it requires mask_token_id"
-    yield from _relative_combinations(c)
-    yield from _disentangled_combinations(c, kinds)
-    no_table = c.position_offset and c.embd_pos_enc_kind != "learned"
-    yield "position_offset", no_table, f"it requires embd_pos_enc_kind 'learned', not {c.embd_pos_enc_kind!r}"
-    rows = c.max_position_embeddings
-    yield "position_offset", c.position_offset >= rows, f"it must be less than max_position_embeddings = {rows}"
     reads_first = c.classifier_head == "pooler" and c.classifier_pooling != "cls"
     yield "classifier_pooling", reads_first, "classifier_head 'pooler' reads the first token; use 'dense' or 'none'"
     no_head = c.classifier_head_on_tokens and c.classifier_head != "dense"
@@ -324,7 +258,6 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "classifier_head_before_pooling", no_head, f"it requires classifier_head 'dense', not {c.classifier_head!r}"
     no_width = c.mlm_head_size is not None and (c.mlm_head_size < 1 or not c.mlm_head_dense)
     yield "mlm_head_size", no_width, "it must be at least 1 and requires mlm_head_dense true"
-    yield "ngpt_logit_scale", c.ngpt_logit_scale and not c.ngpt, "it requires ngpt true"
     yield from _embedding_combinations(c)
     yield from _sharing_combinations(c)
     is_even = c.input_conv_size and c.input_conv_size % 2 == 0
@@ -338,7 +271,7 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     )
 
 
-def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints on embeddings that are not as wide as the layers."""
     size, differs = c.embedding_size, c.embedding_size != c.hidden_size
     sizes = f"embedding_size = {size} differs from hidden_size = {c.hidden_size}"
@@ -349,11 +282,9 @@ def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     no_projection = not c.embedding_projection_bias and not c.embedding_projection
     yield "embedding_projection_bias", no_projection, "false requires embedding_projection true"
     yield "mlm_head_dense", differs and not c.mlm_head_dense, f"it must be true because {sizes}"
-    uneven = c.norm_fn == "group" and differs and (size % c.norm_num_groups or size == c.norm_num_groups)
-    yield "norm_num_groups", uneven, f"it must divide embedding_size = {size} into groups of at least 2"
 
 
-def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints on layers that share their weights."""
     key, layers = "num_hidden_groups", c.num_hidden_layers
     yield key, c.num_hidden_groups > layers, f"it must be at most num_hidden_layers = {layers}"
@@ -371,35 +302,7 @@ def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
             yield "layer_overrides", differ, f"{why}, so they must have the same overrides"
 
 
-def _relative_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
-    """Constraints on T5's distance buckets."""
-    buckets, key = c.relative_attention_num_buckets, "relative_attention_num_buckets"
-    yield key, buckets < 4 or buckets % 2, "it must be even and at least 4"
-    exact = buckets // 4
-    too_near = c.relative_attention_max_distance <= exact
-    yield "relative_attention_max_distance", too_near, f"it must be more than {exact}, a quarter of {key}"
-    layers = [c.for_layer(index) for index in range(c.num_hidden_layers)]
-    heads = {layer.num_attention_heads for layer in layers if layer.block_pos_enc_kind == "t5"}
-    uneven = c.relative_attention_shared and not heads <= {c.num_attention_heads}
-    why = f"it must be false if a 't5' layer does not have num_attention_heads = {c.num_attention_heads} heads"
-    yield "relative_attention_shared", uneven, why
-
-
-def _disentangled_combinations(c: BertBlocksConfig, kinds: set[str]) -> Iterator[Combination]:
-    """Constraints on DeBERTa's scores between content and position."""
-    names, key = c.disentangled_scores, "disentangled_scores"
-    wrong = not names or len(set(names)) < len(names) or not set(names) <= set(DISENTANGLED_SCORES)
-    yield key, wrong, f"it must list {' or '.join(DISENTANGLED_SCORES)}, or both"
-    buckets, most = c.disentangled_num_buckets, c.disentangled_max_distance
-    too_near = buckets is not None and most <= buckets // 2 + 1
-    why = f"it must be more than {(buckets or 0) // 2 + 1}, one more than half of disentangled_num_buckets"
-    yield "disentangled_max_distance", too_near, why
-    both = "disentangled" in kinds and "t5" in kinds and c.relative_attention_shared
-    why = "it must be false if some layers are 't5' and others 'disentangled', because layers can share one table only"
-    yield "relative_attention_shared", both, why
-
-
-def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
+def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints between keys of each layer."""
     heads, hidden = c.num_attention_heads, c.hidden_size
     yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
@@ -407,35 +310,26 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
     yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be set"
     key_only = c.attention_key_bias and not c.attention_qkv_bias
     yield "attention_key_bias", key_only, "it requires attention_qkv_bias true"
-    uneven = c.norm_fn == "group" and (hidden % c.norm_num_groups or hidden == c.norm_num_groups)
-    yield "norm_num_groups", uneven, f"it must divide hidden_size = {hidden} into groups of at least 2"
-    not_post = c.norm_fn == "deep" and c.norm_pos != "post"
-    yield "norm_pos", not_post, "norm_fn 'deep' requires 'post'"
-    is_rope, turned = c.block_pos_enc_kind == "rope", int(c.head_dim * c.partial_rotary_factor)
-    uneven = is_rope and (turned % 2 or not turned)
-    yield "partial_rotary_factor", uneven, f"it must select an even number of units, and head_dim is {c.head_dim}"
-    wrong = c.rope_interleaved and not is_rope and not c.layer_overrides
-    yield "rope_interleaved", wrong, f"it requires block_pos_enc_kind 'rope', not {c.block_pos_enc_kind!r}"
     yield "num_global_tokens", c.num_global_tokens and not c.local_attention, "it requires local_attention true"
     is_flash = c.attention_backend == "flash"
     why = "attention_backend 'flash' does not support global tokens; 'sdpa' and 'eager' do"
     yield "num_global_tokens", is_flash and c.num_global_tokens, why
-    if c.ngpt:
-        yield from _ngpt_combinations(c)
+    for slot, block in chosen_blocks(c):
+        for key, (value, reason) in getattr(block, "requires", {}).items():
+            yield key, getattr(c, key) != value, f"{write_choice(c, slot)} requires {value!r}, because {reason}"
+        yield from getattr(block, "check", lambda _: ())(c)
 
 
-def _ngpt_combinations(c: BertBlocksConfig) -> Iterator[Combination]:
-    for key, (value, reason) in NGPT_VALUES.items():
-        yield key, getattr(c, key) != value, f"ngpt requires {value!r}, because {reason}"
-    heads = c.num_attention_heads
-    why = f"ngpt requires {heads}, because queries and keys share their scale"
-    yield "num_kv_heads", c.num_kv_heads != heads, why
+def write_choice(config: BertBlocksConfig, slot: str) -> str:
+    """Name a chosen block: "norm_fn 'deep'", or only the key if it is true or false."""
+    name = getattr(config, slot)
+    return slot if name is True else f"{slot} {write_name(name)}"
 
 
-def _check_combinations(config: BertBlocksConfig, combinations: Iterator[Combination]) -> None:
+def _check_combinations(config: BertBlocksConfig, combinations: Iterable[Problem]) -> None:
     for key, wrong, reason in combinations:
         if wrong:
-            _reject(config, key, reason)
+            reject_key(config, key, reason)
 
 
 def check_labels(options: dict[str, Any]) -> None:
@@ -453,8 +347,12 @@ def check_labels(options: dict[str, Any]) -> None:
         raise ConfigError(f"dtype is {short_repr(dtype)}; it must be a torch dtype such as 'float32' or 'bfloat16'.")
 
 
-def _reject(config: BertBlocksConfig, key: str, reason: str) -> typing.NoReturn:
-    raise ConfigError(f"{key} is {short_repr(getattr(config, key))}; {reason}.")
+def reject_key(config: BertBlocksConfig, key: str, reason: str) -> typing.NoReturn:
+    reject(key, getattr(config, key), reason)
+
+
+def reject(key: str, value: Any, reason: str) -> typing.NoReturn:
+    raise ConfigError(f"{key} is {short_repr(value)}; {reason}.")
 
 
 def own_keys(config_class: type[BertBlocksConfig]) -> dict[str, Any]:

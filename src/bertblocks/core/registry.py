@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from bertblocks.core.keys import Key
 
 Block = TypeVar("Block")
+
+
+def keys_of(block: Any) -> dict[str, Key]:
+    """Return the config keys that a block declares."""
+    keys = getattr(block, "keys", None)
+    return keys if isinstance(keys, dict) else {}
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -37,6 +46,10 @@ class Registry(Generic[Block]):
 
     def names(self) -> list[str]:
         return list(self._blocks)
+
+    def choices(self) -> list[str]:
+        """Return the names and the reserved values that a config accepts."""
+        return [*self._blocks, *self.reserved]
 
     def blocks(self) -> list[Block]:
         return list(self._blocks.values())

@@ -15,6 +15,9 @@ from bertblocks.flax.models import (
     FlaxBertBlocksModel,
     FlaxBertBlocksPreTrainedModel,
 )
+from bertblocks.flax.nn.mlp import register_mlp
+from bertblocks.flax.nn.norm import register_norm
+from bertblocks.flax.nn.position import register_position
 from bertblocks.flax.sharding import data_mesh, replicate, shard_rows
 
 __all__ = [
@@ -34,6 +37,9 @@ __all__ = [
     "mini_bert_weights",
     "pack_rows",
     "pad_rows",
+    "register_mlp",
+    "register_norm",
+    "register_position",
     "replicate",
     "shard_rows",
 ]

@@ -15,18 +15,6 @@ from bertblocks.flax.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
-#: The supported values of each key. Blocks and backends that users register exist only in torch, and so does "xielu".
-SUPPORTED: dict[str, list[str]] = {
-    "norm_fn": list(NORMS),
-    "mlp_type": list(MLPS),
-    "hidden_act": list(ACTIVATIONS),
-    "mlm_head_act": list(ACTIVATIONS),
-    "classifier_head_act": list(ACTIVATIONS),
-    "embd_pos_enc_kind": [*EMBEDDING_POSITIONS, "none"],
-    "block_pos_enc_kind": [*BLOCK_POSITIONS, "none"],
-    # all backends give the same result; JAX computes it in its own way
-    "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
-}
 #: Keys with one value in JAX.
 ONLY_VALUES: dict[str, object] = {
     "input_conv_size": 0,
@@ -35,10 +23,20 @@ ONLY_VALUES: dict[str, object] = {
 }
 
 
+def supported() -> dict[str, list[str]]:
+    """Returns the values of each key that exist in JAX. A user's block does if its JAX version is registered."""
+    return {
+        **{registry.key: registry.choices() for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS)},
+        **{key: list(ACTIVATIONS) for key in ("hidden_act", "mlm_head_act", "classifier_head_act")},
+        # all backends give the same result; JAX computes it in its own way
+        "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
+    }
+
+
 def check_supported(config: BertBlocksConfig) -> None:
     """Raises an error that names the key if the config needs a block that exists only in torch."""
     for layer in (config, *(config.for_layer(index) for index in config.layer_overrides or {})):
-        for key, names in SUPPORTED.items():
+        for key, names in supported().items():
             value = getattr(layer, key)
             if value not in names:
                 raise ConfigError(

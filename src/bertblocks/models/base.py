@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.models.heads import find_fresh_heads, is_head_tensor
-from bertblocks.models.initialization import init_module
 from bertblocks.models.quantization import MIN_COSINE, quantize, replace_layers
+from bertblocks.nn.initialization import init_module
 from bertblocks.nn.linear import Linear
-from bertblocks.nn.position import RotaryPosition
+from bertblocks.nn.rope import RotaryPosition
 
 if TYPE_CHECKING:
     from typing_extensions import Self

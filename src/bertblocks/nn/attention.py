@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
@@ -89,6 +90,11 @@ class Attention(nn.Module):
 
     def normalize_keys(self, k: Tensor) -> Tensor:
         return k if self.key_norm is None else self.key_norm(k)
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        for bias in (self.query_bias, self.value_bias):
+            if bias is not None:
+                init.zeros_(bias)
 
     def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Normalize queries and keys and encode their positions."""

@@ -12,7 +12,7 @@ from bertblocks.nn.attention import Attention, ForwardContext, get_attention
 from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
-from bertblocks.nn.norm import DeepNorm, get_norm
+from bertblocks.nn.norm import get_norm, get_residual_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -81,7 +81,7 @@ def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module |
         ngpt_attention = get_attention(NGPTAttention, config, is_local, shared_position)
         return NGPTBlock(config.hidden_size, ngpt_attention, get_mlp(config))
 
-    scale = DeepNorm.residual_scale(config.num_hidden_layers) if config.norm_fn == "deep" else 1.0
+    scale = get_residual_scale(config)
 
     def residual(skip_pre_norm: bool = False) -> Residual:
         return Residual(config.norm_pos, lambda: get_norm(config), scale, skip_pre_norm)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bertblocks.core.keys import Key, Problem
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import get_norm
-from bertblocks.nn.position import BlockPosition, register_position
+from bertblocks.nn.position import BlockPosition, block_position_kinds, register_position
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -93,7 +94,55 @@ class DisentangledPosition(BlockPosition):
     A layer projects the relative embeddings to keys and queries, with its own matrices or with those of its tokens.
     """
 
+    keys: ClassVar[dict[str, Key]] = {
+        "disentangled_scores": Key(
+            list[str],
+            None,
+            "The scores between content and position: c2p lets queries meet positions, and p2c lets positions meet "
+            "keys. Implied: both.",
+            implied=lambda _: list(DISENTANGLED_SCORES),
+        ),
+        "disentangled_max_distance": Key(
+            int,
+            None,
+            "Distance from which on all distances share a vector. Implied: max_position_embeddings.",
+            least=1,
+            most=2**24,
+            implied=lambda config: config.max_position_embeddings,
+        ),
+        "disentangled_num_buckets": Key(
+            int | None,
+            None,
+            "Number of buckets on each side, as in DeBERTa v2 and v3: distances from half of it on are grouped "
+            "logarithmically up to disentangled_max_distance. None gives every distance its own vector, as in DeBERTa "
+            "v1.",
+            least=2,
+            most=2**20,
+        ),
+        "disentangled_norm": Key(
+            bool, False, "Whether the vectors of distances are normalised, as in DeBERTa v2 and v3."
+        ),
+        "disentangled_share_projections": Key(
+            bool,
+            False,
+            "Whether layers project the vectors of distances with the matrices of their tokens, as in DeBERTa v2 and "
+            "v3.",
+        ),
+    }
     is_relative = True
+
+    @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        names = config.disentangled_scores
+        wrong = not names or len(set(names)) < len(names) or not set(names) <= set(DISENTANGLED_SCORES)
+        yield "disentangled_scores", wrong, f"it must list {' or '.join(DISENTANGLED_SCORES)}, or both"
+        buckets, most = config.disentangled_num_buckets, config.disentangled_max_distance
+        too_near = buckets is not None and most <= buckets // 2 + 1
+        why = f"it must be more than {(buckets or 0) // 2 + 1}, one more than half of disentangled_num_buckets"
+        yield "disentangled_max_distance", too_near, why
+        both = "t5" in block_position_kinds(config) and config.relative_attention_shared
+        why = "it must be false if some layers are 't5' and others 'disentangled'; layers can share one table only"
+        yield "relative_attention_shared", both, why
 
     def __init__(
         self,

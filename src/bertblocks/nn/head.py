@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.initialization import draw_normal
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import get_norm
@@ -75,6 +77,10 @@ class ContactHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, num_maps), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        draw_normal(self.weight, config.initializer_range, config)
+        init.zeros_(self.bias)
 
     def forward(self, maps: Tensor, keep: Tensor) -> Tensor:
         """`[rows, maps, length, length]` and tokens to keep `[rows, length]` -> `[rows, length - 2, length - 2]`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from bertblocks.core.registry import Registry
 from bertblocks.nn.activation import get_activation
@@ -16,6 +17,8 @@ from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from bertblocks.config import BertBlocksConfig
 
 MLPS: Registry[type[nn.Module]] = Registry("mlp_type")
@@ -55,6 +58,10 @@ class MLP(nn.Module):
         self.out_dropout = Dropout(out_dropout)
         self.is_silu = activation in ("silu", "swish")
         self.kernel_backend = kernel_backend
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> Self:
+        return cls(**_options(config))
 
     def hidden(self, up: Tensor) -> Tensor:
         """Turn the up projection `[tokens, num_up * intermediate_size]` into `[tokens, intermediate_size]`."""
@@ -109,6 +116,9 @@ class NGPTMLP(GLU):
         self.suv = nn.Parameter(torch.ones(2 * intermediate_size))
         self.gain = math.sqrt(hidden_size)
 
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        init.ones_(self.suv)
+
     def hidden(self, up: Tensor) -> Tensor:
         return super().hidden(up * (self.gain * self.suv))
 
@@ -116,13 +126,20 @@ class NGPTMLP(GLU):
 def get_mlp(config: BertBlocksConfig) -> nn.Module:
     """Build the feed-forward network that a config names, or nGPT's own."""
     mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
-    return mlp_class(
-        config.hidden_size,
-        config.intermediate_size,
-        activation=config.hidden_act,
-        in_bias=config.mlp_in_bias,
-        out_bias=config.mlp_out_bias,
-        dropout=config.mlp_dropout,
-        out_dropout=config.mlp_output_dropout,
-        kernel_backend=config.kernel_backend,
-    )
+    if hasattr(mlp_class, "from_config"):
+        return mlp_class.from_config(config)
+    return mlp_class(**_options(config))
+
+
+def _options(config: BertBlocksConfig) -> dict[str, Any]:
+    """Return what every feed-forward network is built from."""
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "activation": config.hidden_act,
+        "in_bias": config.mlp_in_bias,
+        "out_bias": config.mlp_out_bias,
+        "dropout": config.mlp_dropout,
+        "out_dropout": config.mlp_output_dropout,
+        "kernel_backend": config.kernel_backend,
+    }

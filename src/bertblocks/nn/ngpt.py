@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from bertblocks.core.keys import Key, Problem
+from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import Attention, ForwardContext
+from bertblocks.nn.initialization import NGPT_BASE_SCALE
 from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.numerics import upcast
 
-#: Initial value of nGPT's learned scales, as in NeoBERT.
-NGPT_BASE_SCALE = 960**-0.5
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+
+NGPT: Registry[Any] = Registry("ngpt")
 #: Initial step size along the sphere.
 NGPT_ALPHA = 0.05
 
@@ -39,13 +46,45 @@ class NGPTAttention(Attention):
     def normalize_keys(self, k: Tensor) -> Tensor:
         return self.normalize_queries(k)  # they share their scale
 
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        super().init_parameters(config)
+        init.constant_(self.sqk, NGPT_BASE_SCALE)
+
     def apply_positions(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         q, k = self.position.rotate(q, k, layout)
         return self.normalize_queries(q), self.normalize_keys(k)
 
 
+@NGPT.register(True)
 class NGPTBlock(GradientCheckpointingLayer):
-    """Moves along the unit sphere towards each sublayer's output, by a learned step per hidden unit."""
+    """Moves along the unit sphere towards each sublayer's output, by a learned step per hidden unit.
+
+    Queries and keys share their scale, so there are as many key/value heads as query heads.
+    """
+
+    keys: ClassVar[dict[str, Key]] = {
+        "ngpt_renormalize": Key(
+            bool,
+            True,
+            "Whether training renormalises weight matrices after each step, with `renormalize_weights()`.",
+            runtime=True,
+        ),
+        "ngpt_logit_scale": Key(bool, False, "Whether the masked-LM head has a learned scale on its logits."),
+    }
+    requires: ClassVar[dict[str, tuple[Any, str]]] = {
+        "norm_pos": ("none", "its blocks project onto the unit sphere instead"),
+        "final_norm": (False, "its last hidden state is already on the unit sphere"),
+        "parallel_block": (False, "its two steps along the sphere are sequential"),
+        "mlp_type": ("glu", "its feed-forward network is a scaled GLU"),
+        "qk_norm": (False, "its queries and keys are already unit vectors"),
+        "tie_word_embeddings": (False, "its output matrix is normalised separately from the embeddings"),
+    }
+
+    @classmethod
+    def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        heads = config.num_attention_heads
+        why = f"ngpt requires {heads}, because queries and keys share their scale"
+        yield "num_kv_heads", config.num_kv_heads != heads, why
 
     def __init__(self, hidden_size: int, attention: NGPTAttention, mlp: nn.Module) -> None:
         super().__init__()
@@ -53,6 +92,10 @@ class NGPTBlock(GradientCheckpointingLayer):
         self.mlp = mlp
         self.attention_alpha = nn.Parameter(torch.full((hidden_size,), NGPT_BASE_SCALE))
         self.mlp_alpha = nn.Parameter(torch.full((hidden_size,), NGPT_BASE_SCALE))
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        init.constant_(self.attention_alpha, NGPT_BASE_SCALE)
+        init.constant_(self.mlp_alpha, NGPT_BASE_SCALE)
 
     @staticmethod
     def step(x: Tensor, branch: Tensor, alpha: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
+from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.liger import liger
@@ -30,6 +33,16 @@ class LayerNorm(nn.LayerNorm):
 class DeepNorm(LayerNorm):
     """The LayerNorm of DeepNet (Wang et al., 2022), whose blocks multiply the residual by `residual_scale` first."""
 
+    requires: ClassVar[dict[str, tuple[str, str]]] = {
+        "norm_pos": ("post", "DeepNet scales the residual in front of a norm")
+    }
+
+    @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        overrides = (config.layer_overrides or {}).values()
+        mixed = any(layer.get("norm_fn", config.norm_fn) != config.norm_fn for layer in overrides)
+        yield "layer_overrides", mixed, "norm_fn 'deep' must apply to all layers, in position 'post', or to none"
+
     @staticmethod
     def residual_scale(num_layers: int) -> float:
         return (2 * num_layers) ** 0.25
@@ -51,6 +64,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, size: int) -> RMSNorm:
+        return cls(size, config.norm_eps, config.norm_bias, config.kernel_backend)
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         if (kernels := liger(self.kernel_backend, x)) is not None:
             normed = kernels.rms_norm(x, self.weight, self.eps)
@@ -68,10 +90,33 @@ class RMSNorm(nn.Module):
 class GroupNorm(nn.GroupNorm):
     """Normalizes groups of a token's channels separately (Wu and He, 2018)."""
 
+    keys: ClassVar[dict[str, Key]] = {
+        "norm_num_groups": Key(int, 32, "Number of channel groups.", least=1, most=2**20, per_layer=True)
+    }
+
     def __init__(self, size: int, eps: float, bias: bool, num_groups: int) -> None:
         super().__init__(num_groups, size, eps=eps)
         if not bias:
             self.register_parameter("bias", None)
+
+    @classmethod
+    def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        yield from cls._check_size(config, "hidden_size")
+
+    @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        if config.norm_fn == "group" and config.embedding_size != config.hidden_size:
+            yield from cls._check_size(config, "embedding_size")
+
+    @staticmethod
+    def _check_size(config: BertBlocksConfig, name: str) -> Iterator[Problem]:
+        size, groups = getattr(config, name), config.norm_num_groups
+        uneven = size % groups or size == groups
+        yield "norm_num_groups", uneven, f"it must divide {name} = {size} into groups of at least 2"
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, size: int) -> GroupNorm:
+        return cls(size, config.norm_eps, config.norm_bias, config.norm_num_groups)
 
 
 @register_norm("dynamic_tanh")
@@ -84,16 +129,26 @@ class DynamicTanhNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        init.constant_(self.alpha, 0.5)
+        init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         squashed = torch.tanh(self.alpha * x) * self.weight
         return squashed if self.bias is None else squashed + self.bias
 
 
+def get_residual_scale(config: BertBlocksConfig) -> float:
+    """Return the factor on the residual stream that the norm of a layer requires."""
+    scale = getattr(NORMS[config.norm_fn], "residual_scale", None)
+    return 1.0 if scale is None else scale(config.num_hidden_layers)
+
+
 def get_norm(config: BertBlocksConfig, size: int | None = None) -> nn.Module:
     """Build the norm that a config names, over `hidden_size` units unless `size` is given."""
-    options: dict = {}
-    if config.norm_fn == "group":
-        options["num_groups"] = config.norm_num_groups
-    elif config.norm_fn == "rms":
-        options["kernel_backend"] = config.kernel_backend
-    return NORMS[config.norm_fn](size or config.hidden_size, eps=config.norm_eps, bias=config.norm_bias, **options)
+    norm, size = NORMS[config.norm_fn], size or config.hidden_size
+    if hasattr(norm, "from_config"):
+        return norm.from_config(config, size)
+    return norm(size, eps=config.norm_eps, bias=config.norm_bias)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Hashable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
+from bertblocks.nn.initialization import draw_normal
 from bertblocks.nn.layout import SequenceLayout
-from bertblocks.nn.numerics import upcast
-from bertblocks.nn.ops.rotary import apply_rotary
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind", reserved=("none",))
-#: Precisions to which RoPE's frequencies can be rounded.
-FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
 BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
 
 
@@ -54,9 +48,28 @@ class EmbeddingPosition(nn.Module):
 class LearnedPosition(EmbeddingPosition):
     """A learned table. RoBERTa and NeoBERT count from an offset; the row before it is for padding."""
 
+    keys: ClassVar[dict[str, Key]] = {
+        "position_offset": Key(
+            int,
+            0,
+            "First learned position: 0 in BERT, pad_token_id + 1 in RoBERTa, 1 in NeoBERT.",
+            least=0,
+            most=2**24,
+        )
+    }
+
     def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
         super().__init__()
         self.table = nn.Embedding(num_positions, hidden_size, padding_idx=offset - 1 if offset else None)
+
+    @classmethod
+    def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        rows = config.max_position_embeddings
+        yield (
+            "position_offset",
+            config.position_offset >= rows,
+            f"it must be less than max_position_embeddings = {rows}",
+        )
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig) -> LearnedPosition:
@@ -174,6 +187,18 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 class T5Position(BlockPosition):
     """A learned bias per head and distance bucket, as in T5 (Raffel et al., 2020) and MPNet."""
 
+    keys: ClassVar[dict[str, Key]] = {
+        "relative_attention_num_buckets": Key(
+            int, 32, "Number of distance buckets, both directions together.", most=2**20
+        ),
+        "relative_attention_max_distance": Key(
+            int, 128, "Distance at which the logarithmic buckets end; all larger distances share one.", most=2**24
+        ),
+        "relative_attention_shared": Key(
+            bool, True, "Whether all layers share one table of biases, as in T5 and MPNet."
+        ),
+    }
+
     has_bias = True
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, is_shared: bool = False) -> None:
@@ -192,6 +217,19 @@ class T5Position(BlockPosition):
         return shared if is_mine else cls.from_config(config, is_local)  # type: ignore[return-value]
 
     @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        buckets, key = config.relative_attention_num_buckets, "relative_attention_num_buckets"
+        yield key, buckets < 4 or buckets % 2, "it must be even and at least 4"
+        exact = buckets // 4
+        too_near = config.relative_attention_max_distance <= exact
+        yield "relative_attention_max_distance", too_near, f"it must be more than {exact}, a quarter of {key}"
+        layers = [config.for_layer(index) for index in range(config.num_hidden_layers)]
+        heads = {layer.num_attention_heads for layer in layers if layer.block_pos_enc_kind == "t5"}
+        uneven = config.relative_attention_shared and heads != {config.num_attention_heads}
+        why = f"it must be false if a 't5' layer does not have num_attention_heads = {config.num_attention_heads} heads"
+        yield "relative_attention_shared", uneven, why
+
+    @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> T5Position:
         return cls(
             config.num_attention_heads,
@@ -199,6 +237,9 @@ class T5Position(BlockPosition):
             config.relative_attention_max_distance,
             is_shared=config.relative_attention_shared,
         )
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        draw_normal(self.table, config.initializer_range, config)
 
     def bias(self, distance: Tensor) -> Tensor:
         # keys further away share the last bucket of their side
@@ -232,116 +273,6 @@ def relative_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> T
     steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (side - exact)
     far = (exact + steps.long()).clamp(max=side - 1)
     return (distance > 0) * side + torch.where(size < exact, size, far)
-
-
-@register_position("rope")
-class RotaryPosition(BlockPosition):
-    """Rotary embedding (Su et al., 2021), optionally partial, interleaved or scaled; fp32 tables of any length.
-
-    Dynamic scaling depends only on the length of each sequence, so a text's result never depends on its batch.
-    """
-
-    def __init__(
-        self,
-        head_dim: int,
-        theta: float,
-        partial_factor: float = 1.0,
-        interleaved: bool = False,
-        scaling: dict[str, Any] | None = None,
-        max_positions: int = 512,
-        frequency_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.theta = theta
-        self.partial_factor = partial_factor
-        self.rotary_dim = int(head_dim * partial_factor)
-        self.interleaved = interleaved
-        self.scaling = scaling
-        self.max_positions = max_positions
-        self.frequency_dtype = frequency_dtype
-        self._scaling_key = json.dumps(scaling, sort_keys=True)
-
-    @classmethod
-    def from_config(cls, config: BertBlocksConfig, is_local: bool) -> RotaryPosition:
-        return cls(
-            config.head_dim,
-            config.local_rope_theta if is_local else config.rope_theta,
-            partial_factor=config.partial_rotary_factor,
-            interleaved=config.rope_interleaved,
-            scaling=config.local_rope_scaling if is_local else config.rope_scaling,
-            max_positions=config.max_position_embeddings,
-            frequency_dtype=FREQUENCY_DTYPES[config.rope_frequency_dtype],
-        )
-
-    def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
-        """Return each pair's angle per position and the factor on the tables, for a sequence of `length`."""
-        if self.scaling is None:
-            exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
-            return (1.0 / (self.theta**exponents)).to(self.frequency_dtype).float(), 1.0
-        parameters = {**self.scaling, "rope_theta": self.theta, "partial_rotary_factor": self.partial_factor}
-        parameters.setdefault("original_max_position_embeddings", self.max_positions)
-        # transformers' own formulas, given only the config values they read
-        config = SimpleNamespace(
-            rope_parameters=parameters,
-            head_dim=self.head_dim,
-            hidden_size=self.head_dim,
-            num_attention_heads=1,
-            max_position_embeddings=self.max_positions,
-            standardize_rope_params=lambda: None,
-        )
-        return ROPE_INIT_FUNCTIONS[self.scaling["rope_type"]](config, None, seq_len=length)
-
-    def longest_unchanged(self) -> float:
-        """Return the length up to which frequencies do not depend on the sequence's length."""
-        kind = None if self.scaling is None else self.scaling["rope_type"]
-        if self.scaling is not None and kind == "longrope":
-            return self.scaling.get("original_max_position_embeddings", self.max_positions)
-        return self.max_positions if kind == "dynamic" else math.inf
-
-    def _angles(self, layout: SequenceLayout) -> tuple[Tensor, float]:
-        if layout.max_length <= self.longest_unchanged():
-            inverse, factor = self.frequencies()
-            return layout.positions[:, None].float() * inverse.to(layout.device), factor
-        lengths = layout.length_tensor.tolist()
-        by_length = {length: self.frequencies(length) for length in set(lengths)}
-        factor = next(iter(by_length.values()))[1]
-        inverse = torch.stack([by_length[length][0] for length in lengths]).to(layout.device)  # [sequences, pairs]
-        return layout.positions[:, None].float() * inverse[layout.sequence_ids], factor
-
-    def tables(self, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Return cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`.
-
-        Layers with equal settings share them.
-        """
-
-        def compute() -> tuple[Tensor, Tensor]:
-            angles, factor = self._angles(layout)
-            cos, sin = angles.cos() * factor, angles.sin() * factor
-            cos = cos.repeat_interleave(2, dim=-1) if self.interleaved else torch.cat((cos, cos), dim=-1)
-            return cos[:, None], sin[:, None]
-
-        settings = (self.rotary_dim, self.theta, self._scaling_key, self.max_positions, self.frequency_dtype)
-        return layout.memo(("rope", *settings, self.interleaved), compute)
-
-    def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        cos, sin = self.tables(layout)
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype == cos.dtype and not torch.compiler.is_compiling():
-            return apply_rotary(x, cos, sin, self.interleaved)
-        part = upcast(x[..., : self.rotary_dim])
-        if self.interleaved:
-            crossed = torch.stack((-part[..., 1::2] * sin, part[..., 0::2] * sin), dim=-1).flatten(-2)
-        else:
-            a, b = part.chunk(2, dim=-1)
-            crossed = torch.cat((-b * sin, a * sin), dim=-1)
-        rotated = (part * cos + crossed).to(x.dtype)
-        return rotated if self.rotary_dim == self.head_dim else torch.cat((rotated, x[..., self.rotary_dim :]), dim=-1)
-
-    def extra_repr(self) -> str:
-        return f"{self.rotary_dim}, theta={self.theta:g}, interleaved={self.interleaved}, scaling={self.scaling}"
 
 
 def get_embedding_position(config: BertBlocksConfig) -> EmbeddingPosition | None:

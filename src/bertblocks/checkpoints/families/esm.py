@@ -13,7 +13,7 @@ from bertblocks.checkpoints.families.family import rule
 from bertblocks.checkpoints.families.roberta import ROBERTA
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
-from bertblocks.nn.position import FREQUENCY_DTYPES, RotaryPosition
+from bertblocks.nn.rope import FREQUENCY_DTYPES, RotaryPosition
 
 LAYER = "encoder.layer.{i}"
 FREQUENCIES = "rotary_embeddings.inv_freq"

@@ -47,7 +47,6 @@ RUNTIME_KEYS = {
     "initializer_range",
     "initializer_cutoff_factor",
     "diffusion_min_time",
-    "ngpt_renormalize",
     "mask_token_id",
     "cls_token_id",
     "sep_token_id",
@@ -165,7 +164,10 @@ class Family:
                 )
         options = {ours: getattr(theirs, name) for ours, name in self._all_keys().items()}
         labels = {key: getattr(theirs, key) for key in LABEL_KEYS}
-        return BertBlocksConfig(**{**options, **self.fixed, **self.read_rest(theirs), **labels, "family": self.name})
+        options = {**options, **self.fixed, **self.read_rest(theirs), **labels, "family": self.name}
+        # a family may have values for blocks that this checkpoint does not use
+        unused = BertBlocksConfig.unused_keys(options)
+        return BertBlocksConfig(**{key: value for key, value in options.items() if key not in unused})
 
     def write_config(self, ours: BertBlocksConfig) -> PreTrainedConfig:
         options = {name: getattr(ours, key) for key, name in self._all_keys().items()}
@@ -173,8 +175,10 @@ class Family:
         theirs = self.parse_config({**options, **self.required, **self.write_rest(ours), **labels})
         # the family cannot represent a value that a round trip changes
         again = self.read_config(theirs)
-        for key in own_keys(BertBlocksConfig):
-            if key not in RUNTIME_KEYS and getattr(again, key) != getattr(ours, key):
+        blocks = {**ours.block_keys(), **again.block_keys()}
+        runtime = {*RUNTIME_KEYS, *(name for name, key in blocks.items() if key.runtime)}
+        for key in (*own_keys(BertBlocksConfig), *blocks):
+            if key not in runtime and getattr(again, key) != getattr(ours, key):
                 raise ConfigError(
                     f"{key} is {getattr(ours, key)!r}; a {self.name} checkpoint has {getattr(again, key)!r} "
                     "and cannot represent other values."

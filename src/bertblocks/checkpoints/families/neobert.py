@@ -20,7 +20,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.config.config import HOUSEKEEPING
 from bertblocks.config.validation import ConfigError, check_type, own_keys
 from bertblocks.core.registry import nearest
-from bertblocks.nn.ngpt import NGPT_BASE_SCALE
+from bertblocks.nn.initialization import NGPT_BASE_SCALE
 
 PREFIX = "model"
 LAYER = "transformer_encoder.{i}"

@@ -16,8 +16,9 @@ from bertblocks.flax.nn.norm import Norm, get_norm
 from bertblocks.flax.nn.position import BlockPosition, get_block_position
 from bertblocks.flax.numerics import upcast
 from bertblocks.nn.block import NORM_POSITIONS
-from bertblocks.nn.ngpt import NGPT_ALPHA, NGPT_BASE_SCALE
-from bertblocks.nn.norm import DeepNorm
+from bertblocks.nn.initialization import NGPT_BASE_SCALE
+from bertblocks.nn.ngpt import NGPT_ALPHA
+from bertblocks.nn.norm import get_residual_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -156,7 +157,7 @@ def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
     if config.ngpt:
         return NGPTBlock(config.hidden_size, attention, get_mlp(config))
 
-    scale = DeepNorm.residual_scale(config.num_hidden_layers) if config.norm_fn == "deep" else 1.0
+    scale = get_residual_scale(config)
 
     def residual(skip_pre_norm: bool = False) -> Residual:
         return Residual(config.norm_pos, lambda: get_norm(config), scale, skip_pre_norm)

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from bertblocks.core.registry import Registry
 from bertblocks.flax.nn.activation import get_activation
 from bertblocks.flax.nn.linear import Linear, dropout
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from bertblocks.config import BertBlocksConfig
 
 
+MLPS: Registry[type[nnx.Module]] = Registry("mlp_type")
+register_mlp = MLPS.register
+
+
+@register_mlp("mlp")
 class MLP(nnx.Module):
     """down(act(up(x))), with dropout before and after the down projection."""
 
@@ -38,6 +46,18 @@ class MLP(nnx.Module):
         self.dropout = dropout
         self.out_dropout = out_dropout
 
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> Self:
+        return cls(
+            config.hidden_size,
+            config.intermediate_size,
+            activation=config.hidden_act,
+            in_bias=config.mlp_in_bias,
+            out_bias=config.mlp_out_bias,
+            dropout=config.mlp_dropout,
+            out_dropout=config.mlp_output_dropout,
+        )
+
     def hidden(self, up: Array) -> Array:
         return self.activation(up)
 
@@ -46,6 +66,7 @@ class MLP(nnx.Module):
         return dropout(self.down(hidden), self.out_dropout, rngs)
 
 
+@register_mlp("glu")
 class GLU(MLP):
     """Gated linear unit (Shazeer, 2020): the activation is on the first half of the up projection."""
 
@@ -68,18 +89,7 @@ class NGPTMLP(GLU):
         return super().hidden(up * (self.gain * self.suv))
 
 
-MLPS: dict[str, type[MLP]] = {"mlp": MLP, "glu": GLU}
-
-
-def get_mlp(config: BertBlocksConfig) -> MLP:
+def get_mlp(config: BertBlocksConfig) -> Any:
     """The feed-forward network that a config names, or nGPT's own."""
-    mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
-    return mlp_class(
-        config.hidden_size,
-        config.intermediate_size,
-        activation=config.hidden_act,
-        in_bias=config.mlp_in_bias,
-        out_bias=config.mlp_out_bias,
-        dropout=config.mlp_dropout,
-        out_dropout=config.mlp_output_dropout,
-    )
+    mlp_class: Any = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
+    return mlp_class.from_config(config)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from bertblocks.core.registry import Registry
 from bertblocks.flax.numerics import upcast
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
+
+
+NORMS: Registry[type[nnx.Module]] = Registry("norm_fn")
+register_norm = NORMS.register
 
 
 class Norm(nnx.Module):
@@ -28,6 +33,8 @@ class Norm(nnx.Module):
         return (x if self.bias is None else x + self.bias).astype(dtype)
 
 
+@register_norm("deep")  # blocks scale the residual
+@register_norm("layer")
 class LayerNorm(Norm):
     """Mean and variance normalization (Ba et al., 2016)."""
 
@@ -35,6 +42,7 @@ class LayerNorm(Norm):
         return self.scaled(_standardize(upcast(x), self.eps), x.dtype)
 
 
+@register_norm("rms")
 class RMSNorm(Norm):
     """Root mean square normalization (Zhang and Sennrich, 2019)."""
 
@@ -44,6 +52,7 @@ class RMSNorm(Norm):
         return self.scaled((precise * scale).astype(x.dtype), x.dtype)
 
 
+@register_norm("group")
 class GroupNorm(Norm):
     """Normalizes groups of one token's channels separately (Wu and He, 2018)."""
 
@@ -51,11 +60,16 @@ class GroupNorm(Norm):
         super().__init__(size, eps, bias)
         self.num_groups = num_groups
 
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, size: int) -> GroupNorm:
+        return cls(size, config.norm_eps, config.norm_bias, config.norm_num_groups)
+
     def __call__(self, x: Array) -> Array:
         groups = upcast(x).reshape(*x.shape[:-1], self.num_groups, -1)
         return self.scaled(_standardize(groups, self.eps).reshape(x.shape), x.dtype)
 
 
+@register_norm("dynamic_tanh")
 class DynamicTanhNorm(Norm):
     """weight * tanh(alpha x) + bias, without statistics (Zhu et al., 2025)."""
 
@@ -72,17 +86,9 @@ def _standardize(x: Array, eps: float) -> Array:
     return centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
 
 
-#: "deep" is a LayerNorm too; blocks scale the residual with it.
-NORMS: dict[str, type[Norm]] = {
-    "layer": LayerNorm,
-    "deep": LayerNorm,
-    "rms": RMSNorm,
-    "group": GroupNorm,
-    "dynamic_tanh": DynamicTanhNorm,
-}
-
-
-def get_norm(config: BertBlocksConfig, size: int | None = None) -> Norm:
+def get_norm(config: BertBlocksConfig, size: int | None = None) -> Any:
     """Builds the norm that a config names, over `hidden_size` units unless another size is given."""
-    options = {"num_groups": config.norm_num_groups} if config.norm_fn == "group" else {}
-    return NORMS[config.norm_fn](size or config.hidden_size, config.norm_eps, config.norm_bias, **options)
+    norm, size = NORMS[config.norm_fn], size or config.hidden_size
+    if hasattr(norm, "from_config"):
+        return norm.from_config(config, size)
+    return norm(size, config.norm_eps, config.norm_bias)

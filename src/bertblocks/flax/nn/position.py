@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -12,18 +13,29 @@ import torch
 from flax import nnx
 from jax import Array
 
+from bertblocks.core.registry import Registry
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.linear import Table
 from bertblocks.flax.numerics import upcast
-from bertblocks.nn.position import RotaryPosition as TorchRotary
 from bertblocks.nn.position import alibi_slopes, relative_buckets
+from bertblocks.nn.rope import RotaryPosition as TorchRotary
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
+EMBEDDING_POSITIONS: Registry[Any] = Registry("embd_pos_enc_kind", reserved=("none",))
+BLOCK_POSITIONS: Registry[Any] = Registry("block_pos_enc_kind", reserved=("none",))
+
+
+def register_position(name: str, level: str = "block") -> Callable[[Any], Any]:
+    """Decorator that registers the JAX version of a position encoding."""
+    return {"block": BLOCK_POSITIONS, "embedding": EMBEDDING_POSITIONS}[level].register(name)
+
+
 # ---------------------------------------------------------------------- embedding level
 
 
+@register_position("learned", level="embedding")
 class LearnedPosition(nnx.Module):
     """A learned table. RoBERTa and NeoBERT count from an offset; the row before it belongs to padding."""
 
@@ -38,6 +50,7 @@ class LearnedPosition(nnx.Module):
         return self.table(positions)
 
 
+@register_position("sinusoidal", level="embedding")
 class SinusoidalPosition(nnx.Module):
     """Sines on even units and cosines on odd ones (Vaswani et al., 2017), for any length."""
 
@@ -55,8 +68,6 @@ class SinusoidalPosition(nnx.Module):
         return both.reshape(*positions.shape, -1)[..., : self.hidden_size]
 
 
-EMBEDDING_POSITIONS: dict[str, Any] = {"learned": LearnedPosition, "sinusoidal": SinusoidalPosition}
-
 # ---------------------------------------------------------------------- block level
 
 
@@ -72,6 +83,7 @@ class BlockPosition(nnx.Module):
         return None
 
 
+@register_position("alibi")
 class ALiBi(BlockPosition):
     """Scores fall linearly with distance, with a slope per head (Press et al., 2022)."""
 
@@ -87,6 +99,7 @@ class ALiBi(BlockPosition):
         return -slopes * jnp.abs(distance)
 
 
+@register_position("t5")
 class T5Position(BlockPosition):
     """A learned bias per head and bucket of distance, as in T5 (Raffel et al., 2020) and MPNet."""
 
@@ -106,6 +119,7 @@ class T5Position(BlockPosition):
         return jnp.moveaxis(table[jnp.asarray(buckets)[jnp.clip(distance, -reach, reach) + reach]], -1, 0)
 
 
+@register_position("rope")
 class RotaryPosition(BlockPosition):
     """Rotary embedding (Su et al., 2021) with all frequency scalings of the torch module."""
 
@@ -155,9 +169,6 @@ class RotaryPosition(BlockPosition):
             a, b = jnp.split(part, 2, axis=-1)
             rotated = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
         return jnp.concatenate((rotated.astype(x.dtype), rest), axis=-1)
-
-
-BLOCK_POSITIONS: dict[str, Any] = {"alibi": ALiBi, "t5": T5Position, "rope": RotaryPosition}
 
 
 def get_embedding_position(config: BertBlocksConfig) -> LearnedPosition | SinusoidalPosition | None:

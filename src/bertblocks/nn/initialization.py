@@ -9,55 +9,37 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init  # skips weights that were loaded
 
-from bertblocks.nn.attention import Attention
-from bertblocks.nn.head import ContactHead
 from bertblocks.nn.linear import Linear
-from bertblocks.nn.mlp import NGPTMLP
-from bertblocks.nn.ngpt import NGPT_BASE_SCALE, NGPTAttention, NGPTBlock
-from bertblocks.nn.norm import NORMS, DeepNorm, DynamicTanhNorm, RMSNorm
-from bertblocks.nn.position import T5Position
+from bertblocks.nn.norm import NORMS, DeepNorm
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
+
+#: Initial value of nGPT's learned scales, as in NeoBERT.
+NGPT_BASE_SCALE = 960**-0.5
 
 
 @torch.no_grad()
 def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     """Initializes the parameters of `module`, not those of its children.
 
-    Linear layers are initialized by their role. A plain `nn.Linear`, such as the decoder, does not have one.
+    A block with parameters of its own has `init_parameters(config)`. Linear layers are initialized by their role. A
+    plain `nn.Linear`, such as the decoder, does not have one.
     """
-    if isinstance(module, nn.Linear):
+    if callable(initialize := getattr(module, "init_parameters", None)):
+        initialize(config)
+    elif isinstance(module, nn.Linear):
         _init_linear(module, config)
     elif isinstance(module, nn.Embedding):
         scale = NGPT_BASE_SCALE if config.init_kind == "ngpt" else config.initializer_range
-        _draw_normal(module.weight, scale, config)
+        draw_normal(module.weight, scale, config)
         if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[module.padding_idx])
     elif isinstance(module, nn.Conv1d):
-        _draw_normal(module.weight, config.initializer_range, config)
+        draw_normal(module.weight, config.initializer_range, config)
         if module.bias is not None:
             init.zeros_(module.bias)
-    elif isinstance(module, T5Position):
-        _draw_normal(module.table, config.initializer_range, config)
-    elif isinstance(module, ContactHead):
-        _draw_normal(module.weight, config.initializer_range, config)
-        init.zeros_(module.bias)
-    elif isinstance(module, NGPTAttention):
-        init.constant_(module.sqk, NGPT_BASE_SCALE)
-    elif isinstance(module, Attention):
-        for bias in (module.query_bias, module.value_bias):
-            if bias is not None:
-                init.zeros_(bias)
-    elif isinstance(module, NGPTMLP):
-        init.ones_(module.suv)
-    elif isinstance(module, NGPTBlock):
-        init.constant_(module.attention_alpha, NGPT_BASE_SCALE)
-        init.constant_(module.mlp_alpha, NGPT_BASE_SCALE)
-    elif isinstance(module, DynamicTanhNorm):
-        init.constant_(module.alpha, 0.5)
-        _init_norm(module)
-    elif isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
+    elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
         _init_norm(module)
     elif type(module) in NORMS.blocks() and callable(reset := getattr(module, "reset_parameters", None)):
         reset()  # a registered norm initializes itself
@@ -98,12 +80,13 @@ def _draw_matrix(weight: Tensor, role: str | None, config: BertBlocksConfig) -> 
     elif kind == "megatron":
         deep = config.initializer_range / depth
         scales = {"out": deep, "head": deep, "classifier": config.hidden_size**-0.5}
-        _draw_normal(weight, scales.get(str(role), config.initializer_range), config)
+        draw_normal(weight, scales.get(str(role), config.initializer_range), config)
     else:
-        _draw_normal(weight, config.initializer_range, config)
+        draw_normal(weight, config.initializer_range, config)
 
 
-def _draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None:
+def draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None:
+    """Draws from the normal distribution of `init_kind`, truncated or not, with a standard deviation of `scale`."""
     if config.init_kind in ("normal", "ngpt"):
         init.normal_(weight, std=scale)
     else:
