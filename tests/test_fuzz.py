@@ -16,13 +16,13 @@ def run(numbers: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_damaged_and_hostile_input_is_one_sentence() -> None:
+def test_damaged_and_hostile_input_gives_one_sentence() -> None:
     run(f"0:{8 * len(KINDS)}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, CASES, CHUNK))
-def test_all_damaged_and_hostile_input_is_one_sentence(start: int) -> None:
+def test_all_damaged_and_hostile_input_gives_one_sentence(start: int) -> None:
     run(f"{start}:{start + CHUNK}")
 
 

@@ -33,7 +33,7 @@ V3 = {
 
 
 @pytest.mark.parametrize(("buckets", "distance"), [(256, 512), (32, 320), (8, 20), (7, 50), (2, 4)])
-def test_buckets_are_those_of_deberta(buckets: int, distance: int) -> None:
+def test_buckets_equal_deberta(buckets: int, distance: int) -> None:
     distances = torch.arange(-2 * distance, 2 * distance + 1)
     expected = make_log_bucket_position(distances, buckets, distance).long()
     assert torch.equal(log_buckets(distances, buckets, distance), expected)

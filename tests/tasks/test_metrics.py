@@ -39,7 +39,7 @@ def test_classification_metrics_equal_scikit_learn(pairs: Any) -> None:
     assert scores["mcc"] == pytest.approx(mcc)
 
 
-def test_f1_of_two_classes_is_that_of_the_second() -> None:
+def test_f1_of_two_classes_is_computed_for_the_second() -> None:
     scores = classification_scores([0, 1, 1, 1], [1, 1, 1, 0], classes=2)
     assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     first = classification_scores([0, 1, 1, 1, 0], [1, 1, 1, 0, 0], classes=2, positive=0)

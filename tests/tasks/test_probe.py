@@ -211,7 +211,7 @@ def test_the_method_follows_from_the_examples(
         ({"parallel": "fsdp"}, None, "it does not work with parallel=fsdp"),
     ],
 )
-def test_what_few_shot_cannot_do_is_one_sentence(settings: Any, pair: Any, message: str) -> None:
+def test_unsupported_few_shot_settings_give_one_sentence(settings: Any, pair: Any, message: str) -> None:
     examples = [TextExample("a", pair, i % 2, "") for i in range(4)]
     with pytest.raises(DataError, match=message):
         task_of(examples, ["x", "y"], method="few-shot", **settings).for_examples(examples, True, "mean")

@@ -215,7 +215,7 @@ def test_rows_of_zeros_are_rows(tmp_path: Path) -> None:
     assert [(row["text"], row["label"]) for row in table.rows] == [(0, 0), (False, 2)]
 
 
-def test_a_damaged_workbook_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_workbook_gives_one_sentence(tmp_path: Path) -> None:
     whole = write_workbook(tmp_path / "a.xlsx", ("text",), ("fine",)).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.xlsx") as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -244,7 +244,7 @@ def arrow_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_a_damaged_arrow_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_gives_one_sentence(tmp_path: Path) -> None:
     """Offsets that point outside a buffer once ended the process with a segmentation fault."""
     path = tmp_path / "a.arrow"
     intact = arrow_file(path)

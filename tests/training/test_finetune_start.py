@@ -157,7 +157,7 @@ def test_the_defaults_of_0_1_0_are_kept_for_its_runs() -> None:
     assert (found.epochs, found.batch_size, found.learning_rate, found.patience) == (10, 32, 2.5e-4, None)
 
 
-def test_a_run_of_0_1_0_goes_on_with_its_defaults(base: Path, files: Path, tmp_path: Path) -> None:
+def test_a_run_of_version_0_1_0_continues_with_its_defaults(base: Path, files: Path, tmp_path: Path) -> None:
     """The explicit settings in the second run are what 0.1.0 did by default."""
     arguments = ("classify", base, files / "classify.csv", files / "classify.csv")
     old = {"batch_size": 32, "patience": None, "method": "full", "head": "random", "learning_rate": 2.5e-4}
