@@ -13,6 +13,7 @@ import torch
 
 from bertblocks import Predictor
 from bertblocks.cli.result_file import ResultFile
+from bertblocks.text.tables import read_records
 from tests.cli.test_predict import folders, run, run_json  # noqa: F401
 
 ROWS = [
@@ -103,6 +104,31 @@ def test_inputs_that_the_model_cannot_use_are_reported_and_skipped(folders: Any,
 
 def test_limit_ends_the_run(folders: Any, table: Any) -> None:  # noqa: F811
     assert len(run_json("embed", folders["embed"], "--file", table, "--limit", "2")) == 2
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_columns_of_any_values_are_kept(tmp_path: Path, ending: str) -> None:
+    """Values of several types, huge numbers and halves of surrogate pairs must not lose the results of a long run."""
+    values = [1, "a", None, [1, {"b": 2}], 2**70, 0.5, True, "\ud800"]
+    results = ResultFile(tmp_path / f"out{ending}", {})
+    for index, value in enumerate(values):
+        results.add(index, {"text": "t", "any": value, "number": index})
+    assert results.finish() == len(values)
+    rows = read_records(tmp_path / f"out{ending}").rows if ending != ".jsonl" else []
+    if ending == ".jsonl":
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [row["any"] for row in rows] == values
+    elif ending == ".parquet":
+        expected = ["1", "a", None, '[1, {"b": 2}]', str(2**70), "0.5", "true", "\\ud800"]
+        assert [row["any"] for row in rows] == expected
+        assert [row["number"] for row in rows] == list(range(8))
+    else:
+        assert [row["any"] for row in rows][3:5] == ['[1, {"b": 2}]', str(2**70)]
+
+
+def test_a_command_that_fails_before_its_first_result_leaves_nothing(tmp_path: Path) -> None:
+    run("embed", str(tmp_path), "a", "--output", str(tmp_path / "out.jsonl"), expect=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_run_resumes(folders: Any, table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

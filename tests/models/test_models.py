@@ -128,6 +128,10 @@ TWO = {"input_ids": torch.tensor([[1, 2]])}
             "input_ids holds 60; it must be at least 0 and less than vocab_size = 60",
         ),
         ({"input_ids": torch.tensor([[1, -1]])}, "input_ids holds -1"),
+        (
+            {"input_ids": torch.tensor([[1, 2]], dtype=torch.uint8)},
+            "input_ids has the dtype uint8; it must be int64 or int32",
+        ),
         ({"input_ids": torch.ones(1, 65).long()}, "has 65 tokens; max_position_embeddings = 64 leaves room for 64"),
         ({"input_ids": torch.tensor([1, 2])}, r"Input has shape \[2\]"),
         ({"input_ids": torch.ones(2, 0).long()}, r"Input has shape \[2, 0\]"),

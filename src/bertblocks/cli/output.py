@@ -30,8 +30,8 @@ class _EchoHandler(logging.Handler):
         typer.echo(printable(f"bertblocks: {note}{record.getMessage()}"), err=True)
 
 
-#: Control characters that JSON does not escape by itself.
-_C1_CONTROL = re.compile(r"[\x7f-\x9f]")
+#: Control characters that JSON does not escape by itself, and halves of surrogate pairs, which have no bytes.
+_ESCAPED = re.compile(r"[\x7f-\x9f\ud800-\udfff]")
 
 
 def show_log() -> None:
@@ -58,7 +58,7 @@ def print_json(value: Any) -> None:
 
 
 def _escape(text: str) -> str:
-    return _C1_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(message: str, err: bool = False) -> None:

@@ -103,24 +103,27 @@ def _write_jsonl(results: ResultFile, file: IO[bytes]) -> int:
 
 
 def _write_csv(results: ResultFile, file: IO[bytes]) -> int:
-    """Lists and objects become JSON in their cells."""
-    columns = list(dict.fromkeys(name for record in results.records() for name in record))
+    columns = list(dict.fromkeys(_to_cell(name) for record in results.records() for name in record))
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     count = 0
     for record in results.records():
-        writer.writerow({name: _to_cell(value) for name, value in record.items()})
+        writer.writerow({_to_cell(name): _to_cell(value) for name, value in record.items()})
         count += 1
     text.detach()
     return count
 
 
 def _to_cell(value: Any) -> Any:
+    """Text as it is, except halves of surrogate pairs, which cannot be written; lists and objects as JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     return to_json_line(value) if isinstance(value, (list, dict)) else value
 
 
 def _write_parquet(results: ResultFile, file: IO[bytes]) -> int:
+    """A column whose values do not have a common type becomes text."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -128,26 +131,41 @@ def _write_parquet(results: ResultFile, file: IO[bytes]) -> int:
         raise ValueError("a .parquet file needs pyarrow: pip install pyarrow, then run the command again.") from error
     import numpy as np
 
-    def tables() -> Iterator[Any]:
+    def batches() -> Iterator[list[dict[str, Any]]]:
         records = results.records()
         while rows := list(itertools.islice(records, BATCH)):
             for row in rows:
                 if "embedding" in row:
                     row["embedding"] = np.asarray(row["embedding"], np.float32)
-            yield pa.Table.from_pylist(rows)
+            yield rows
 
-    schema = pa.schema([])
-    for table in tables():
-        schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
+    types: dict[str, Any] = {}
+    for rows in batches():
+        for name in dict.fromkeys(key for row in rows for key in row):
+            types[name] = _common_type(pa, types.get(name, pa.null()), [row.get(name) for row in rows])
     count = 0
+    schema = pa.schema([(_to_cell(name), kind) for name, kind in types.items()])
     with parquet.ParquetWriter(file, schema) as writer:
-        for table in tables():
-            missing = [entry for entry in schema if entry.name not in table.column_names]
-            for entry in missing:
-                table = table.append_column(entry, pa.nulls(len(table), entry.type))
-            writer.write_table(table.select(schema.names).cast(schema))
-            count += len(table)
+        for rows in batches():
+            columns = [_to_array(pa, [row.get(name) for row in rows], kind) for name, kind in types.items()]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+            count += len(rows)
     return count
+
+
+def _common_type(pa: Any, known: Any, values: list[Any]) -> Any:
+    try:
+        schemas = [pa.schema([("", known)]), pa.schema([("", pa.array(values).type)])]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowException, ValueError, OverflowError):
+        return pa.string()
+
+
+def _to_array(pa: Any, values: list[Any], kind: Any) -> Any:
+    if kind != pa.string():
+        return pa.array(values).cast(kind)
+    cells = [_to_cell(value) for value in values]
+    return pa.array([cell if cell is None or isinstance(cell, str) else to_json_line(cell) for cell in cells])
 
 
 def _write_npy(results: ResultFile, file: IO[bytes]) -> int:

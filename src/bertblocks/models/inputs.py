@@ -53,6 +53,9 @@ class EncoderInput:
 
     def _read(self, name: str, ids: Tensor, limit: int, limit_key: str) -> Tensor:
         """Returns flat ids, checked against the size of their table where that needs no device sync."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            dtype = str(ids.dtype).removeprefix("torch.")
+            raise ValueError(f"{name} has the dtype {dtype}; it must be int64 or int32.")
         flat = self.layout.gather(ids)
         if flat.device.type == "cpu" and flat.numel() and not torch.compiler.is_compiling():
             low, high = flat.aminmax()
