@@ -115,7 +115,8 @@ def sample_batch(
     longest = SAMPLE_TOKENS
     if config.embd_pos_enc_kind == "learned":
         longest = min(longest, config.max_position_embeddings - config.position_offset)
-    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
+    options = {"padding": True, "truncation": True, "return_attention_mask": True, "return_tensors": "pt"}
+    encoded = tokenizer(list(texts), max_length=longest, **options)
     batch = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
     if config.type_vocab_size and "token_type_ids" in encoded:
         batch["token_type_ids"] = encoded["token_type_ids"]
