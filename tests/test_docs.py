@@ -224,6 +224,17 @@ def test_named_files_exist(document: str) -> None:
             assert any((base / name).exists() for base in bases), f"{document} names {name}"
 
 
+def test_every_promise_about_security_names_its_tests() -> None:
+    rows = re.findall(r"^\| (?!Promise|---)(.+) \| (.+) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    assert len(rows) > 15
+    for promise, named in rows:
+        files = [part.partition(": ") for part in named.split("; ")]
+        for file, _, functions in files:
+            code = (ROOT / file.strip("`")).read_text()
+            for function in functions.split(", ") if functions else []:
+                assert f"\ndef {function.strip('`')}(" in code, f"{promise}: {file} does not have {function}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_named_make_targets_exist(document: str) -> None:
     named = set(re.findall(r"`make ([\w-]+)`", prose(document)))
