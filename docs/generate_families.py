@@ -93,9 +93,10 @@ safetensors, `*.txt`, `*.model` and `*.md` files only.
 `from_huggingface`, it also reads `pytorch_model.bin` if there are no safetensors. It reads tensors only: a file that
 holds anything else raises an error, and no code runs. Results are always safetensors.
 
-**Checksums.** Weights that BertBlocks writes carry a SHA-256 in the metadata of the safetensors file. Loading verifies
-it and rejects a damaged file. This takes about 0.1 s of CPU time for 100 MB; `BERTBLOCKS_VERIFY=0` in the environment
-turns it off. Files of other libraries have no such checksum and load as they are.
+**Checksums.** Weights that BertBlocks writes, also with `model.save_pretrained`, carry a SHA-256 in the metadata of the
+safetensors file. Loading, also with `from_pretrained`, verifies it and rejects a damaged file. This takes about 0.1 s
+of CPU time for 100 MB; `BERTBLOCKS_VERIFY=0` in the environment turns it off, for saving too. Files of other libraries
+have no such checksum and load as they are.
 
 **Shards.** BertBlocks reads sharded checkpoints by their index. It writes weights of more than 5 GB in shards;
 `max_shard_bytes` in `convert` and `save_huggingface` sets another limit.

@@ -44,14 +44,22 @@ def load_or_message(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
 # ---------------------------------------------------------------------- checksums
 
 
-@pytest.fixture(params=["bertblocks", "bert"])
+@pytest.fixture(params=["bertblocks", "bert", "save_pretrained"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model = small_bert()
     if request.param == "bert":
         save_huggingface(model, tmp_path / "model", "bert")
+    elif request.param == "save_pretrained":
+        model.save_pretrained(tmp_path / "model")
     else:
         save_model(model, tmp_path / "model")
     return tmp_path / "model"
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
 
 
 def test_a_flipped_bit_never_loads_different_weights(saved: Any) -> None:
@@ -71,14 +79,74 @@ def test_a_flipped_bit_never_loads_different_weights(saved: Any) -> None:
 
 
 def test_checksum_verification_can_be_turned_off(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = saved / "model.safetensors"
-    damaged = bytearray(weights.read_bytes())
-    damaged[-1] ^= 1
-    weights.write_bytes(bytes(damaged))
+    flip_last_bit(saved / "model.safetensors")
     with pytest.raises(OSError, match=r"model\.safetensors is damaged: its checksum is wrong"):
         bertblocks.load(saved)
     monkeypatch.setenv("BERTBLOCKS_VERIFY", "0")
     bertblocks.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [
+        ({}, "model.safetensors"),
+        ({"max_shard_size": "20KB"}, "model-00002-of-"),
+        ({"variant": "fp32"}, "model.fp32.safetensors"),
+    ],
+)
+def test_from_pretrained_verifies_what_save_pretrained_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, file: str
+) -> None:
+    model = BertBlocksModel(tiny_config())
+    model.save_pretrained(tmp_path / "model", **options)
+    flip_last_bit(next(path for path in (tmp_path / "model").iterdir() if path.name.startswith(file)))
+    loading = {key: value for key, value in options.items() if key == "variant"}
+    for source, subfolder in ((tmp_path / "model", ""), (tmp_path, "model")):
+        for kind in (BertBlocksModel, transformers.AutoModel):
+            with pytest.raises(OSError, match=rf"{file}.* is damaged: its checksum is wrong"):
+                kind.from_pretrained(source, subfolder=subfolder, **loading)
+    monkeypatch.setenv("BERTBLOCKS_VERIFY", "0")
+    BertBlocksModel.from_pretrained(tmp_path / "model", **loading)
+
+
+def test_from_pretrained_verifies_weights_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached download is a folder of links by revision."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = tmp_path / "models--someone--model" / "snapshots" / "abc"
+    small_bert().save_pretrained(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    options: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
+    model = BertBlocksModel.from_pretrained("someone/model", **options)
+    assert model.name_or_path == "someone/model"
+    flip_last_bit(snapshot / "model.safetensors")
+    with pytest.raises(OSError, match=r"model\.safetensors is damaged: its checksum is wrong"):
+        BertBlocksModel.from_pretrained("someone/model", **options)
+
+
+def test_from_pretrained_reads_only_files_in_the_folder(tmp_path: Path) -> None:
+    model = BertBlocksModel(tiny_config())
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    shards = sorted((tmp_path / "model").glob("*.safetensors"))
+    shards[0].rename(tmp_path / "outside.safetensors")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    text = index.read_text()
+    for outside in ("../outside.safetensors", str(tmp_path / "outside.safetensors")):
+        index.write_text(text.replace(shards[0].name, outside))
+        with pytest.raises(FileNotFoundError, match=rf"names {outside}, which is not a file in that folder"):
+            BertBlocksModel.from_pretrained(tmp_path / "model")
+
+
+def test_saving_without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTBLOCKS_VERIFY", "0")
+    small_bert().save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_only_the_main_process_writes(tmp_path: Path) -> None:
+    small_bert().save_pretrained(tmp_path, is_main_process=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_another_library_rewrites_load_without_a_checksum(saved: Any) -> None:
@@ -112,6 +180,9 @@ def test_saved_models_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", record)
     save_huggingface(small_bert(), tmp_path / "model", "bert")
     assert {"config.json", "model.safetensors", "model"} <= flushed
+    flushed.clear()
+    small_bert().save_pretrained(tmp_path / "theirs")
+    assert {"model.safetensors", "theirs"} <= flushed
 
 
 # ---------------------------------------------------------------------- hostile files

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.files import OnShare, find_checkpoint, read_tensors
+from bertblocks.checkpoints.files import OnShare, find_checkpoint, find_weights
 from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line, read_model, smaller_tasks
 from bertblocks.checkpoints.report import LoadReport
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.log import quiet_transformers
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
+from bertblocks.core.tensor_files import read_names
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
@@ -83,8 +84,8 @@ def _read_own(
         raise ValueError(
             f"task is {named_task!r}; it must be one of {', '.join(TASK_MODELS)}{nearest(named_task, TASK_MODELS)}."
         )
-    # transformers reads the weights again; this checks their index and checksums
-    has_pooler = any(".pooler." in f".{name}" for name in read_tensors(folder))
+    names = [name for path in find_weights(folder) for name in read_names(path)]
+    has_pooler = any(".pooler." in f".{name}" for name in names)
     for candidate in [task] if task else smaller_tasks(named_task):
         options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if candidate == "base" and not has_pooler:

@@ -14,8 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, read_safetensors, write_tensors
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, write_tensors
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
+from bertblocks.core.tensor_files import read_safetensors
 
 #: Keys of config.json that do not describe the model.
 UNCOMPARED = {"transformers_version", "_name_or_path", "name_or_path"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
+from bertblocks.core.tensor_files import INDEX, SINGLE, add_checksums, verify_weights
 from bertblocks.models.heads import find_fresh_heads, is_head_tensor
 from bertblocks.models.quantization import MIN_COSINE, quantize, replace_layers
 from bertblocks.nn.initialization import init_module
@@ -103,14 +106,18 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         """As in transformers, but a damaged, incomplete or foreign checkpoint raises an error.
 
-        A head that the checkpoint lacks as a whole is initialized, and transformers reports it, so that a pretrained
-        encoder can be fine-tuned. Pickled weights are never read.
+        Weights that carry checksums are verified, unless the environment variable `BERTBLOCKS_VERIFY` is 0. A head that
+        the checkpoint lacks as a whole is initialized, and transformers reports it, so that a pretrained encoder can be
+        fine-tuned. Pickled weights are never read.
         """
         if options.get("use_safetensors") is False:
             raise ValueError("use_safetensors is False; BertBlocks reads only safetensors, never pickles.")
         options["use_safetensors"] = True
         want_info = options.pop("output_loading_info", False)
         may_resize = options.pop("ignore_mismatched_sizes", False)
+        variant, folder = options.get("variant"), _find_folder(pretrained_model_name_or_path, options)
+        if folder is not None:
+            verify_weights(folder, variant)
         try:
             loaded: Any = super().from_pretrained(
                 pretrained_model_name_or_path,
@@ -121,6 +128,8 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             )
         except SafetensorError as error:
             raise OSError(f"{pretrained_model_name_or_path}: the safetensors file is damaged ({error}).") from error
+        if folder is None and (folder := _find_cached(pretrained_model_name_or_path, options)) is not None:
+            verify_weights(folder, variant)
         model, info = loaded
         if info["mismatched_keys"] and not may_resize:
             name, found, wanted = min(info["mismatched_keys"])
@@ -162,6 +171,15 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         for index, position in positions.items():
             position.theta = config.for_layer(index).rope_theta
 
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> None:
+        """As in transformers, but the weights carry checksums and are flushed to disk.
+
+        `BERTBLOCKS_VERIFY=0` turns this off. Weights that `push_to_hub=True` uploads do not have them.
+        """
+        super().save_pretrained(save_directory, is_main_process, *args, **options)
+        if is_main_process and Path(save_directory).is_dir():
+            add_checksums(Path(save_directory), options.get("variant"))
+
     @torch.no_grad()
     def renormalize_weights(self) -> None:
         """Projects nGPT's matrices back onto the unit sphere along the hidden dimension; call it after each step.
@@ -174,6 +192,23 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 writes = isinstance(module, Linear) and module.role in ("out", "embedding")
                 module.weight /= module.weight.norm(dim=0 if writes else 1, keepdim=True).clamp(min=1e-8)
+
+
+def _find_folder(source: Any, options: Mapping[str, Any]) -> Path | None:
+    """The local folder of a checkpoint; None for a hub id and for a state dict."""
+    return Path(source) / options.get("subfolder", "") if source is not None and Path(source).is_dir() else None
+
+
+def _find_cached(source: Any, options: Mapping[str, Any]) -> Path | None:
+    """The folder to which transformers has downloaded the weights of a hub id."""
+    for name in (SINGLE, INDEX) if source is not None else ():
+        path = Path(options.get("subfolder", "")) / name
+        found = try_to_load_from_cache(
+            str(source), str(path), cache_dir=options.get("cache_dir"), revision=options.get("revision")
+        )
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
 
 
 def _check_complete(model: PreTrainedModel, info: dict[str, Any], source: object) -> None:

@@ -199,7 +199,7 @@ class SequenceLayout:
         """The index of every token's sequence."""
         if self.rectangle is not None:
             rows, length = self.rectangle
-            return torch.arange(rows, device=self.device).repeat_interleave(length, output_size=rows * length)
+            return torch.arange(rows, device=self.device)[:, None].expand(rows, length).flatten()
         return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.length_tensor)
 
     @_computed_once

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from bertblocks.checkpoints.files import save_tensors
 from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
+from bertblocks.core.tensor_files import save_tensors
 from bertblocks.data.hashing import combine
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World, gradient_sync, parallelize, reshard, to_full, unshard

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, save_tensors, write_tensors
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from bertblocks.core.storage import read_json, write_json
+from bertblocks.core.tensor_files import save_tensors
 from bertblocks.training.checkpoints import STATE
 from bertblocks.training.distributed import copy_full, reshard, shard_like, to_full
 from bertblocks.training.ema import WeightAverage
