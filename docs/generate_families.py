@@ -73,11 +73,11 @@ hold the model, the command fails.
 
 **Proof.** The command opens source and result from their files and runs both in fp32, each with the library that owns
 the format: transformers if the family opens there, and BertBlocks otherwise. The probes are ragged batches of random
-ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512 (or the limit of learned
-positions, if that is lower). The proof compares every output that both models return (hidden states, pooler output,
-logits) on real tokens. An output may differ by at most `--tolerance` (3e-5) times its largest absolute value, or times
-1 if that value is smaller. Otherwise the command exits with code 1 and does not write DST. If only BertBlocks runs both
-formats, the proof compares what BertBlocks reads from each.
+ids, padded on the right. Their lengths are 1, 2, 7, both sides of every window edge, and 512, or the largest length
+that `max_position_embeddings` allows. The proof compares every output that both models return (hidden states, pooler
+output, logits) on real tokens. An output may differ by at most `--tolerance` (3e-5) times its largest absolute value,
+or times 1 if that value is smaller. Otherwise the command exits with code 1 and does not write DST. If only BertBlocks
+runs both formats, the proof compares what BertBlocks reads from each.
 
 **DST** must be new or empty. The command writes to a hidden folder next to it and renames that folder after the proof.
 A full disk or an interruption leaves no DST.
@@ -136,8 +136,11 @@ print(config.num_hidden_layers, config.embd_pos_enc_kind, config.norm_eps)  # 12
 - BERT and ALBERT have two masked-LM biases. BertBlocks reads the one at `decoder.bias`, as transformers does, and
   writes both. If they differ, the other one is lost.
 - Tensors that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
-  rotary ESM checkpoints, and unused tensors of older nGPT files. ESM's frequencies are checked, and their precision is
-  kept in `rope_frequency_dtype`.
+  rotary ESM checkpoints, RoFormer's table of sines, and unused tensors of older nGPT files. ESM's frequencies are
+  checked, and their precision is kept in `rope_frequency_dtype`.
+- I-BERT is read before quantization only. The ranges of activations that it collects for quantization are dropped.
+- ERNIE's later versions have embeddings of tasks. BertBlocks keeps all of them and uses the first, as transformers does
+  if you pass no task.
 - `initializer_range` and other settings for initialization are read if BertBlocks has them. They never prevent a
   conversion.
 """

@@ -6,20 +6,24 @@ A family that is registered without a case here fails `test_every_family_has_a_c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import (
     AlbertConfig,
     BertConfig,
+    BertGenerationConfig,
     CamembertConfig,
+    Data2VecTextConfig,
     DebertaConfig,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    ErnieConfig,
     EsmConfig,
     EuroBertConfig,
     GteConfig,
+    IBertConfig,
     MegatronBertConfig,
     ModernBertConfig,
     MPNetConfig,
@@ -27,8 +31,10 @@ from transformers import (
     PreTrainedConfig,
     RobertaConfig,
     RobertaPreLayerNormConfig,
+    RoFormerConfig,
     UltrabertConfig,
     XLMRobertaConfig,
+    XLMRobertaXLConfig,
 )
 
 SIZES: dict[str, Any] = {
@@ -50,13 +56,15 @@ class FamilyCase:
     no_dropout: dict[str, Any] = field(default_factory=dict)
     #: Other configs of the family that outputs must agree on too, each a set of options.
     variants: tuple[dict[str, Any], ...] = ()
+    #: Restores weights that are not free, after the tests have changed all of them at random.
+    restore: Callable[[Any], None] = lambda model: None
 
 
-def roberta_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
-    """Padding is 0, as in the batches of the tests, so positions start at 1."""
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+def roberta_case(config_class: Callable[..., PreTrainedConfig], **sizes: Any) -> FamilyCase:
+    """Padding is 0 as in the batches of the tests, so positions start at 1."""
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 320}
     return FamilyCase(
-        make_config=lambda **options: config_class(**{**SIZES, **special, "max_position_embeddings": 320, **options}),
+        make_config=lambda **options: config_class(**{**SIZES, **sizes, **special, **options}),
         no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         variants=(
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 1},
@@ -64,6 +72,21 @@ def roberta_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
         ),
     )
 
+
+def restore_bert(model: Any) -> None:
+    """An untied decoder has its own bias and does not use the other one."""
+    if hasattr(model, "cls"):
+        model.cls.predictions.bias.copy_(model.cls.predictions.decoder.bias)
+
+
+def restore_roformer(model: Any) -> None:
+    """A table of sines and cosines."""
+    restore_bert(model)
+    table = model.base_model.encoder.embed_positions
+    table.weight.copy_(table.create_weight())
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 DEBERTA_OPTIONS = {
     "relative_attention": True,
@@ -96,7 +119,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         make_config=lambda **options: ElectraConfig(
             **{**SIZES, "embedding_size": 20, "max_position_embeddings": 320, **options}
         ),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "embedding_size": 32},
             {"embedding_size": 48, "classifier_dropout": 0.3, "tie_word_embeddings": False},
@@ -115,11 +138,34 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     ),
     "bert": FamilyCase(
         make_config=lambda **options: BertConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3},
             {"tie_word_embeddings": False, "classifier_dropout": 0.3},
         ),
+        restore=restore_bert,
+    ),
+    "ernie": FamilyCase(
+        make_config=lambda **options: ErnieConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        no_dropout=NO_DROPOUT,
+        variants=(
+            {"use_task_id": True, "task_type_vocab_size": 5, "hidden_act": "relu"},
+            {"tie_word_embeddings": False, "classifier_dropout": 0.3},
+        ),
+        restore=restore_bert,
+    ),
+    "bert-generation": FamilyCase(
+        make_config=lambda **options: BertGenerationConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "hidden_dropout_prob": 0.3},),
+    ),
+    "roformer": FamilyCase(
+        make_config=lambda **options: RoFormerConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        no_dropout=NO_DROPOUT,
+        variants=(
+            {"embedding_size": 20, "type_vocab_size": 3, "layer_norm_eps": 1e-3},
+            {"hidden_act": "relu", "tie_word_embeddings": False, "hidden_dropout_prob": 0.3},
+        ),
+        restore=restore_roformer,
     ),
     "modernbert": FamilyCase(
         make_config=lambda **options: ModernBertConfig(
@@ -144,14 +190,21 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     "xlm-roberta": roberta_case(XLMRobertaConfig),
     "camembert": roberta_case(CamembertConfig),
     "roberta-prelayernorm": roberta_case(RobertaPreLayerNormConfig),
+    "data2vec-text": roberta_case(Data2VecTextConfig),
+    # without a norm on the embeddings hidden states grow, and rounding errors with them
+    "xlm-roberta-xl": roberta_case(XLMRobertaXLConfig, initializer_range=0.1),
+    "ibert": replace(
+        roberta_case(IBertConfig),
+        variants=({"layer_norm_eps": 1e-3, "type_vocab_size": 1, "max_position_embeddings": 151},),
+    ),
     "megatron-bert": FamilyCase(
         make_config=lambda **options: MegatronBertConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "pad_token_id": 5},),
     ),
     "mpnet": FamilyCase(
         make_config=lambda **options: MPNetConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "max_position_embeddings": 152},
             {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "bos_token_id": 7},
@@ -172,7 +225,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
                 **options,
             }
         ),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             {"position_embedding_type": "absolute", "emb_layer_norm_before": True, "layer_norm_eps": 1e-3},
             {"token_dropout": False, "rope_theta": 300.0, "mask_token_id": None, "hidden_dropout_prob": 0.2},
@@ -226,7 +279,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     ),
     "deberta": FamilyCase(
         make_config=lambda **options: DebertaConfig(**{**SIZES, **DEBERTA_OPTIONS, **options}),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             {"max_relative_positions": 40, "pos_att_type": ["c2p"], "position_biased_input": True},
             {"pos_att_type": "p2c", "type_vocab_size": 2, "cls_dropout": 0.3, "pooler_hidden_act": "tanh"},
@@ -236,7 +289,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     ),
     "deberta-v2": FamilyCase(
         make_config=lambda **options: DebertaV2Config(**{**SIZES, **DEBERTA_OPTIONS, **DEBERTA_V3_OPTIONS, **options}),
-        no_dropout={"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        no_dropout=NO_DROPOUT,
         variants=(
             # v2 xlarge: a convolution, and absolute positions next to relative ones
             {"conv_kernel_size": 3, "conv_act": "gelu", "position_biased_input": True, "max_relative_positions": 140},

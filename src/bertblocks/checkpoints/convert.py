@@ -219,9 +219,7 @@ def _open_natively(folder: Path, family: str, task: str) -> nn.Module:
 def probe_lengths(config: BertBlocksConfig, longest: int = 512) -> list[int]:
     """Short lengths, both sides of every window edge, and the longest that positions and `longest` allow."""
     half = config.local_attention_window_size // 2 if "local" in config.layer_types else 0
-    room = max(longest, 3 * half + 2)
-    if config.embd_pos_enc_kind == "learned":
-        room = min(room, config.max_position_embeddings - config.position_offset)
+    room = min(max(longest, 3 * half + 2), config.max_position_embeddings - config.position_offset)
     edges = {1, 2, 7, room}
     if half:
         edges |= {half, half + 1, 2 * half, 2 * half + 1, 3 * half + 2}

@@ -85,7 +85,8 @@ def read_model(
         if not fresh:
             break
     tied = getattr(source, "all_tied_weights_keys", {})  # read under their other name
-    unread = [name for name in unused if name not in tied and not re.search(BUFFERS, name)]
+    derived = "|".join((BUFFERS, *family.derived))
+    unread = [name for name in unused if name not in tied and not re.search(derived, name)]
     parts = sorted({".".join(name.split(".")[:2]) for name in unread})
     report = LoadReport(label, family.name, candidate, named_task, tuple(fresh), tuple(parts))
     return model if dtype is None else model.to(dtype), report

@@ -121,7 +121,9 @@ def _export(model: BertBlocksPreTrainedModel, family: Family) -> PreTrainedModel
     theirs = {name: tensor.clone() for name, tensor in tensors.items()}  # the two models must not share memory
     exported = family.make_model(config, _task(model, family), model.config.pooler)
     missing, unexpected = exported.load_state_dict(theirs, strict=False, assign=True)
-    wrong = [*unexpected, *(name for name in missing if name not in exported.all_tied_weights_keys)]
+    # buffers that the family does not write have their first value
+    needed = {name for name, _ in exported.named_parameters()} - set(exported.all_tied_weights_keys)
+    wrong = [*unexpected, *(name for name in missing if name in needed)]
     if wrong:
         raise ConfigError(f"{wrong[0]} does not fit transformers' {type(exported).__name__}.")
     exported.tie_weights()

@@ -94,6 +94,8 @@ class BertBlocksConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     #: Number of token types; 0 for none.
     type_vocab_size: int = 2
+    #: Number of task types as in ERNIE 2.0 and 3.0, whose models add the first one to all tokens; 0 for none.
+    task_type_vocab_size: int = 0
 
     # ---- special tokens
     #: Padding token. Its embedding is initialised to 0 and gets no gradient.

@@ -53,6 +53,7 @@ SIZES: dict[str, tuple[int | None, int]] = {
     "intermediate_size": (1, 2**22),
     "max_position_embeddings": (1, 2**24),
     "type_vocab_size": (0, 2**20),
+    "task_type_vocab_size": (0, 2**20),
     "num_global_tokens": (0, 2**24),
     "local_attention_window_size": (None, 2**24),
     "input_conv_size": (0, 2**12),

@@ -58,10 +58,12 @@ class Embedding(nn.Module):
         projection: nn.Module | None = None,
         token_dropout: TokenDropout | None = None,
         norm_is_last: bool = False,
+        task_type_vocab_size: int = 0,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
         self.token_type = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
+        self.task_type = nn.Embedding(task_type_vocab_size, embedding_size) if task_type_vocab_size else None
         self.position = position
         self.norm = norm
         self.dropout = Dropout(dropout)
@@ -86,6 +88,8 @@ class Embedding(nn.Module):
             x = x + (self.token_type.weight[0] if token_types is None else self.token_type(token_types))
         if self.position is not None:
             x = x + self.position(positions).to(x.dtype)
+        if self.task_type is not None:
+            x = x + self.task_type.weight[0]
         if layout is not None and layout.key_mask is not None:
             # attention masks do not hide NaN: padding that stays in the batch must be finite
             x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
@@ -114,4 +118,5 @@ def get_embedding(config: BertBlocksConfig) -> Embedding:
         projection=projection,
         token_dropout=TokenDropout(config.mask_token_id) if config.token_dropout else None,  # type: ignore[arg-type]
         norm_is_last=config.embedding_norm_after_projection,
+        task_type_vocab_size=config.task_type_vocab_size,
     )

@@ -8,18 +8,29 @@ from transformers import PreTrainedConfig
 
 from bertblocks.checkpoints.families.albert import ALBERT
 from bertblocks.checkpoints.families.bert import BERT
+from bertblocks.checkpoints.families.bert_generation import BERT_GENERATION
 from bertblocks.checkpoints.families.deberta import DEBERTA, DEBERTA_V2
 from bertblocks.checkpoints.families.distilbert import DISTILBERT
 from bertblocks.checkpoints.families.electra import ELECTRA
+from bertblocks.checkpoints.families.ernie import ERNIE
 from bertblocks.checkpoints.families.esm import ESM
 from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.checkpoints.families.family import Family
+from bertblocks.checkpoints.families.ibert import IBERT
 from bertblocks.checkpoints.families.megatron_bert import MEGATRON_BERT
 from bertblocks.checkpoints.families.modernbert import MODERNBERT
 from bertblocks.checkpoints.families.mpnet import MPNET
 from bertblocks.checkpoints.families.neobert import NEOBERT
 from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
-from bertblocks.checkpoints.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
+from bertblocks.checkpoints.families.roberta import (
+    CAMEMBERT,
+    DATA2VEC_TEXT,
+    ROBERTA,
+    ROBERTA_PRELAYERNORM,
+    XLM_ROBERTA,
+    XLM_ROBERTA_XL,
+)
+from bertblocks.checkpoints.families.roformer import ROFORMER
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
@@ -46,6 +57,12 @@ FAMILIES: dict[str, Family] = {
         ALBERT,
         DEBERTA,
         DEBERTA_V2,
+        ERNIE,
+        DATA2VEC_TEXT,
+        XLM_ROBERTA_XL,
+        IBERT,
+        BERT_GENERATION,
+        ROFORMER,
     )
 }
 

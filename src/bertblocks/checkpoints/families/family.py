@@ -144,6 +144,8 @@ class Family:
     pooler_option: str | None = None
     #: Regular expressions for tensors that are not needed.
     ignored: tuple[str, ...] = ()
+    #: Regular expressions for tensors that say nothing which config and weights do not say.
+    derived: tuple[str, ...] = ()
     #: Regular expressions for old tensor names, and their replacements.
     renamed: dict[str, str] = field(default_factory=dict)
 
@@ -305,7 +307,7 @@ class Family:
         for name in sorted(names):
             is_head = any(name == stem or name.startswith(stem + ".") for stem in heads)
             is_head = is_head or (task == "base" and name.split(".")[0] not in encoder_parts)
-            if not is_head and not any(re.search(pattern, name) for pattern in self.ignored):
+            if not is_head and not any(re.search(pattern, name) for pattern in (*self.ignored, *self.derived)):
                 raise ValueError(f"{label}: {name!r} has no place in a {self.name} model with this config.")
 
 

@@ -1,10 +1,11 @@
-"""RoBERTa (Liu et al., 2019), XLM-RoBERTa, CamemBERT, and RoBERTa with norms before the sublayers.
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and its XL, CamemBERT, data2vec, and RoBERTa with norms before the sublayers.
 
 All of them are BERT with positions that count from the padding id, and with different heads.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT, write_rest
@@ -34,6 +35,11 @@ def read_rest(theirs: Any) -> dict[str, Any]:
         "classifier_head_dropout": options["classifier_dropout"],
         "position_offset": theirs.pad_token_id + 1,
     }
+
+
+def read_xl(theirs: Any) -> dict[str, Any]:
+    # its feed-forward network has no dropout
+    return {**read_rest(theirs), "mlp_output_dropout": 0.0}
 
 
 def make_family(
@@ -84,10 +90,22 @@ def make_family(
 ROBERTA = make_family("roberta", "Roberta", "roberta", BERT.encoder_rules, {})
 XLM_ROBERTA = make_family("xlm-roberta", "XLMRoberta", "roberta", BERT.encoder_rules, {})
 CAMEMBERT = make_family("camembert", "Camembert", "roberta", BERT.encoder_rules, {})
+DATA2VEC_TEXT = make_family("data2vec-text", "Data2VecText", "data2vec_text", BERT.encoder_rules, {})
+WITHOUT_POST_NORMS = tuple(entry for entry in BERT.encoder_rules if not entry.ours.endswith("post_norm"))
 ROBERTA_PRELAYERNORM = make_family(
     "roberta-prelayernorm",
     "RobertaPreLayerNorm",
     "roberta_prelayernorm",
-    (*(entry for entry in BERT.encoder_rules if not entry.ours.endswith("post_norm")), *PRE_NORM_RULES),
+    (*WITHOUT_POST_NORMS, *PRE_NORM_RULES),
     {"norm_pos": "pre"},
+)
+XLM_ROBERTA_XL = replace(
+    make_family("xlm-roberta-xl", "XLMRobertaXL", "roberta", (), {"norm_pos": "pre", "embedding_norm": False}),
+    read_rest=read_xl,
+    encoder_rules=(
+        *(entry for entry in WITHOUT_POST_NORMS if entry.ours != "embedding.norm"),
+        rule("encoder.layers.{i}.attention_residual.pre_norm", f"{LAYER}.attention.self_attn_layer_norm"),
+        rule("encoder.layers.{i}.mlp_residual.pre_norm", f"{LAYER}.LayerNorm"),
+        rule("encoder.final_norm", "encoder.LayerNorm"),
+    ),
 )
