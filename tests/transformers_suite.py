@@ -143,10 +143,10 @@ def main() -> None:
     mixin = import_tests(arguments.folder)
     cases: list[tuple[Any, type[PreTrainedConfig]]] = []
     if arguments.reference:
-        for prefix, config_class in (("Bert", BertConfig), ("ModernBert", ModernBertConfig)):
+        for prefix, their_config in (("Bert", BertConfig), ("ModernBert", ModernBertConfig)):
             names = [name.replace("BertBlocks", prefix) for name in TABLES]
             found = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
-            cases += [(model_class, config_class) for model_class in found]
+            cases += [(model_class, their_config) for model_class in found]
     else:
         for name, table in TABLES.items():
             getattr(modeling_auto, table)["bertblocks"] = name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import gc
+import io
 import json
 import os
 import signal
@@ -81,7 +82,7 @@ def _take_streams(given: dict[int, int]) -> None:
         if number in given:
             os.dup2(given[number], number)
         stream = open(number, mode, closefd=False, encoding="utf-8") if number in given else None  # noqa: SIM115
-        if stream is not None and number == 2:
+        if isinstance(stream, io.TextIOWrapper) and number == 2:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

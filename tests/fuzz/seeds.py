@@ -112,7 +112,8 @@ def _make_configs(folder: Path) -> None:
 def _make_data(folder: Path) -> None:
     data = folder / "data"
     data.mkdir()
-    for name, rows in {"rows": ROWS, "tagged": TAGGED, "questions": QUESTIONS, "pairs": PAIRS}.items():
+    tables: dict[str, list[Any]] = {"rows": ROWS, "tagged": TAGGED, "questions": QUESTIONS, "pairs": PAIRS}
+    for name, rows in tables.items():
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (data / f"{name}.json").write_text(json.dumps(rows))
         table = pyarrow.Table.from_pylist(rows)
