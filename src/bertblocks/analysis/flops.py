@@ -78,9 +78,9 @@ def _distance_flops(attention: Attention, position: DisentangledPosition, length
     reach, window = length - 1, attention.pattern.half_window
     if window is not None and not attention.pattern.num_global_tokens:
         reach = min(reach, window)
-    matrices = [layer for layer in (position.key, position.query) if layer is not None] or [attention.qkv]
     num_vectors = position.embedding.rows(reach)[1]
-    return sum(2 * num_vectors * matrix.in_features * matrix.out_features for matrix in matrices)
+    sizes = [layer.out_features for layer in (position.key, position.query) if layer is not None]
+    return 2 * num_vectors * attention.qkv.in_features * sum(sizes or attention.sizes[:2])
 
 
 def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:

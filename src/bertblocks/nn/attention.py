@@ -14,10 +14,10 @@ from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, Atte
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import SequenceLayout, index_tokens
-from bertblocks.nn.linear import Linear
+from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.norm import RMSNorm
 from bertblocks.nn.ops.cpu import is_half_slow
-from bertblocks.nn.ops.linear import not_cast
+from bertblocks.nn.ops.linear import linear, not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
 from bertblocks.nn.relative import RelativeVectors
 
@@ -107,12 +107,24 @@ class Attention(nn.Module):
         reach = max(layout.max_length - 1, 0)
         if self.pattern.half_window is not None and not self.pattern.num_global_tokens:
             reach = min(reach, self.pattern.half_window)
-        queries, keys = self.position.relative(layout, reach, lambda x: self.split(self.qkv(x))[:2])
+        queries, keys = self.position.relative(layout, reach, self.project_distances)
         if keys is not None:
-            keys = repeat_kv(self.normalize_keys(keys), self.num_heads).to(dtype).transpose(0, 1).contiguous()
+            keys = repeat_kv(self.normalize_keys(keys), self.num_heads).to(dtype).flip(0).transpose(0, 1)
         if queries is not None:
-            queries = self.normalize_queries(queries).to(dtype).transpose(0, 1).flip(1)
+            queries = self.normalize_queries(queries).to(dtype).transpose(0, 1)
         return RelativeVectors(keys, queries, reach)
+
+    def project_distances(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Project vectors of distances to queries and keys like tokens, if possible without their values."""
+        size = self.sizes[0] + self.sizes[1]
+        if is_untouched(self.qkv):
+            qk = linear(x, self.qkv.weight[:size], None if self.qkv.bias is None else self.qkv.bias[:size])
+        else:
+            qk = self.qkv(x)[:, :size]
+        q, k = qk.split(self.sizes[:2], dim=-1)
+        if self.query_bias is not None:
+            q = q + self.query_bias.to(q.dtype)
+        return q.unflatten(-1, (self.num_heads, -1)), k.unflatten(-1, (self.num_kv_heads, -1))
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.nn.dropout import Dropout
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.position import BlockPosition, block_position_kinds, register_position
@@ -45,28 +45,30 @@ class RelativeEmbedding(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
 
-    def indices(self, reach: int) -> Tensor:
-        """Return the row of every distance key - query from -reach to reach; they fall from row to row."""
-        behind = torch.arange(reach, -reach - 1, -1, device=self.table.weight.device)  # query - key
+    def indices(self, distance: Tensor) -> Tensor:
+        """Return the row of every distance query - key, which never falls as the distance rises."""
         if self.num_buckets is not None:
-            behind = log_buckets(behind, self.num_buckets, self.max_distance)
-        return (behind + self.span).clamp(0, 2 * self.span - 1)
+            distance = log_buckets(distance, self.num_buckets, self.max_distance)
+        return (distance + self.span).clamp(0, 2 * self.span - 1)
 
     def rows(self, reach: int) -> tuple[int, int]:
         """Return the first row that distances up to `reach` use, and the number of such rows."""
-        far = torch.tensor([reach, -reach])
-        if self.num_buckets is not None:
-            far = log_buckets(far, self.num_buckets, self.max_distance)
-        last, first = (far + self.span).clamp(0, 2 * self.span - 1).tolist()
+        first, last = self.indices(torch.tensor([-reach, reach])).tolist()
         return first, last - first + 1
 
-    def forward(self, reach: int) -> tuple[Tensor, Tensor]:
-        """Return the vectors in use `[rows, hidden]`, and the index among them of every distance."""
+    def forward(self, reach: int) -> tuple[Tensor, Tensor | None]:
+        """Return the vectors in use `[rows, hidden]`, and the index among them of every distance.
+
+        The index is None if every distance has its own vector.
+        """
         first, count = self.rows(reach)
         vectors = self.table.weight[first : first + count]
         if self.norm is not None:
             vectors = self.norm(vectors)
-        return self.dropout(vectors), self.indices(reach) - first
+        vectors = self.dropout(vectors)
+        if count == 2 * reach + 1:
+            return vectors, None
+        return vectors, self.indices(torch.arange(-reach, reach + 1, device=vectors.device)) - first
 
     def extra_repr(self) -> str:
         return f"max_distance={self.max_distance}, num_buckets={self.num_buckets}"
@@ -205,11 +207,11 @@ class DisentangledPosition(BlockPosition):
                 for layer in (self.query, self.key)
             )
         return (
-            queries.index_select(0, indices) if queries is not None and "p2c" in self.scores else None,
-            keys.index_select(0, indices) if keys is not None and "c2p" in self.scores else None,
+            index_tokens(queries, indices) if queries is not None and "p2c" in self.scores else None,
+            index_tokens(keys, indices) if keys is not None and "c2p" in self.scores else None,
         )
 
-    def _embed(self, layout: SequenceLayout, reach: int) -> tuple[Tensor, Tensor]:
+    def _embed(self, layout: SequenceLayout, reach: int) -> tuple[Tensor, Tensor | None]:
         # under autograd a shared result would connect the graphs of checkpointed layers
         if torch.is_grad_enabled() or self.training:
             return self.embedding(reach)

@@ -141,7 +141,7 @@ class BlockPosition(nn.Module):
     def relative(
         self, layout: SequenceLayout, reach: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return a query and a key for every distance key - query from -reach to reach.
+        """Return a query and a key for every distance query - key from -reach to reach.
 
         Tokens meet these keys with their queries and these queries with their keys; None for no such scores. `project`
         maps vectors `[n, hidden]` to the layer's queries `[n, heads, d]` and keys `[n, kv_heads, d]`.

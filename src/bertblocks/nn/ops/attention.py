@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertblocks.nn.ops.dropout import draw_factors
-from bertblocks.nn.ops.relative import add_gradients, add_scores, buffer_size
+from bertblocks.nn.ops.relative import add_gradients, buffer_size, write_scores
 from bertblocks.nn.relative import RelativeVectors
 
 #: How many random numbers dropout draws at a time: a call costs as much as several thousand of them.
@@ -220,10 +220,14 @@ class _Scores:
     def weights(self, chunk: Chunk, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Return softmax(scale q k^T + mask) for the `queries` and `keys` of a chunk, selected from all q and k."""
         out = _view(self.buffer, (*queries.shape[:2], keys.shape[1]))
-        scores = chunk.scores(queries, keys, self.scale, out)
-        if self.relative is not None:
+        if self.relative is None:
+            scores = chunk.scores(queries, keys, self.scale, out)
+        else:
             tokens = q[:, chunk.queries], k[:, chunk.keys]
-            add_scores(_by_head(scores, chunk), *tokens, self.relative, _offset(chunk), self.scale, self.products)
+            write_scores(_by_head(out, chunk), *tokens, self.relative, _offset(chunk), self.scale, self.products)
+            scores = torch.baddbmm(out, queries, keys.transpose(1, 2), alpha=self.scale, out=out)
+            if chunk.mask is not None:
+                scores.unflatten(0, (chunk.rows, -1)).add_(chunk.mask)
         return torch.softmax(scores, dim=-1, out=scores)
 
 

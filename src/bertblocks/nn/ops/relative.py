@@ -42,7 +42,7 @@ def _both(num_queries: int, num_keys: int) -> tuple[tuple[int, int], tuple[int, 
     return (num_queries, num_keys), (num_keys, num_queries)
 
 
-def add_scores(
+def write_scores(
     scores: Tensor,  # [heads, rows, queries, keys]
     q: Tensor,  # [heads, rows * queries, head_dim]
     k: Tensor,  # [heads, rows * keys, head_dim]
@@ -51,7 +51,9 @@ def add_scores(
     scale: float,
     buffer: Tensor,
 ) -> None:
+    """Write the scores with vectors of distances, without those between tokens."""
     sides = ((q, relative.keys, scores, offset), (k, relative.queries, scores.transpose(2, 3), -offset))
+    is_empty = True
     for x, vectors, into, shift in sides:
         if vectors is None:
             continue
@@ -60,7 +62,9 @@ def add_scores(
             tokens = x[:, part.tokens] if rows == 1 else x
             products = _view(buffer, tokens, part.met)
             torch.baddbmm(products, tokens, part.met.transpose(1, 2), beta=0, alpha=scale, out=products)
-            into[:, :, part.tokens].add_(skew(products.unflatten(1, (rows, -1)), others))
+            part_into, met = into[:, :, part.tokens], skew(products.unflatten(1, (rows, -1)), others)
+            part_into.copy_(met) if is_empty else part_into.add_(met)
+        is_empty = False
 
 
 def add_gradients(
