@@ -109,9 +109,10 @@ class Attention(nn.Module):
             reach = min(reach, self.pattern.half_window)
         queries, keys = self.position.relative(layout, reach, self.project_distances)
         if keys is not None:
-            keys = repeat_kv(self.normalize_keys(keys), self.num_heads).to(dtype).flip(0).transpose(0, 1)
+            keys = repeat_kv(self.normalize_keys(keys), self.num_heads).to(dtype).flip(0)
+            keys = keys.permute(1, 2, 0).contiguous()
         if queries is not None:
-            queries = self.normalize_queries(queries).to(dtype).transpose(0, 1)
+            queries = self.normalize_queries(queries).to(dtype).permute(1, 2, 0).contiguous()
         return RelativeVectors(keys, queries, reach)
 
     def project_distances(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ class _Part(NamedTuple):
     """Some tokens of a chunk, and the distances to the tokens that they meet, from one of the two sides."""
 
     tokens: slice
-    met: Tensor  # [heads, distances, head_dim]
+    met: Tensor  # [heads, head_dim, distances]
     #: The slice of `met` among all vectors, and how many of its first and last distances are beyond the reach.
     inside: slice
     before: int
@@ -61,7 +61,7 @@ def write_scores(
         for part in _parts(vectors, relative.reach, into.shape, shift):
             tokens = x[:, part.tokens] if rows == 1 else x
             products = _view(buffer, tokens, part.met)
-            torch.baddbmm(products, tokens, part.met.transpose(1, 2), beta=0, alpha=scale, out=products)
+            torch.baddbmm(products, tokens, part.met, beta=0, alpha=scale, out=products)
             part_into, met = into[:, :, part.tokens], skew(products.unflatten(1, (rows, -1)), others)
             part_into.copy_(met) if is_empty else part_into.add_(met)
         is_empty = False
@@ -91,11 +91,11 @@ def add_gradients(
             tokens, tokens_into = (y[:, part.tokens] if rows == 1 else y for y in (x, x_into))
             products = _view(buffer, tokens, part.met).zero_()
             skew(products.unflatten(1, (rows, -1)), others).copy_(above[:, :, part.tokens])
-            tokens_into.baddbmm_(products, part.met, alpha=scale)
+            tokens_into.baddbmm_(products, part.met.transpose(1, 2), alpha=scale)
             inside = products[..., part.before : products.shape[2] - part.after]
-            vectors_into[:, part.inside].baddbmm_(inside.transpose(1, 2), tokens, alpha=scale)
+            vectors_into[..., part.inside].baddbmm_(tokens.transpose(1, 2), inside, alpha=scale)
 
 
 def _view(buffer: Tensor, tokens: Tensor, met: Tensor) -> Tensor:
-    shape = (*tokens.shape[:2], met.shape[1])
+    shape = (*tokens.shape[:2], met.shape[2])
     return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
