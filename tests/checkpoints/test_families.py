@@ -418,6 +418,16 @@ def damage(folder: Path, how: str) -> None:
         save_file(tensors, weights)
 
 
+@pytest.mark.parametrize("name", FAMILY_CASES)
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_labels"])
+def test_counts_are_checked_before_lists_of_that_length_are_made(name: str, key: str) -> None:
+    values = FAMILY_CASES[name].make_config().to_dict()
+    values.pop("id2label", None)
+    values[key] = 10**9
+    with pytest.raises(ConfigError, match=rf"{key} is 1000000000; it must be at most"):
+        read_config(values)
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [

@@ -154,7 +154,7 @@ def _recipe(number: int, draw: random.Random, seeds: Path, folder: Path) -> Case
     name = draw.choice(["full", "full", "short", "muon"])
     values = yaml.safe_load((seeds / "recipes" / f"{name}.yaml").read_text())
     shutil.copy(seeds / "data" / "texts.txt", folder)
-    text = yaml.safe_dump(mutate_value(draw, values), sort_keys=False, allow_unicode=draw.random() < 0.5)
+    text = _to_yaml(mutate_value(draw, values), allow_unicode=draw.random() < 0.5)
     trick = draw.random()
     if trick < 0.1:
         text = text.replace(": ", f": {draw.choice(YAML_TRICKS)}", 1)
@@ -169,6 +169,13 @@ def _recipe(number: int, draw: random.Random, seeds: Path, folder: Path) -> Case
     overrides = [f"{key}={json.dumps(value)}" for key, value in kept.items()]
     overrides += ["corpus.sources.0.files=[texts.txt]", "corpus.workers=1", "run.folder=run"]
     return Case(number, "recipe", ["pretrain", "recipe.yaml", *overrides], note=name, may_leave=("run",))
+
+
+def _to_yaml(value: Any, allow_unicode: bool) -> str:
+    try:
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=allow_unicode)
+    except RecursionError:  # JSON is YAML too
+        return json.dumps(value)
 
 
 YAML_TRICKS = [

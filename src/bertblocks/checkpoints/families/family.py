@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.config import BertBlocksConfig
-from bertblocks.config.validation import ConfigError, own_keys
-from bertblocks.core.messages import shorten
+from bertblocks.config.validation import SIZES, ConfigError, own_keys
+from bertblocks.core.messages import short_repr, shorten
 
 #: Keys that have the same name in BertBlocks and in every family of transformers.
 COMMON_KEYS = {
@@ -189,6 +189,7 @@ class Family:
 
     def parse_config(self, values: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> PreTrainedConfig:
         """The config object of transformers, which fills in defaults and understands old spellings."""
+        self._check_counts(values)
         if self.prepare is not None:
             values = self.prepare(values, tensors)
         try:
@@ -197,6 +198,14 @@ class Family:
             return getattr(transformers, self.config_class).from_dict(values)
         except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"This is not a valid {self.name} config: {_config_problem(error)}.") from error
+
+    def _check_counts(self, values: dict[str, Any]) -> None:
+        """Raises for numbers of layers and labels that transformers would make long lists of."""
+        for ours in ("num_hidden_layers", "num_labels"):
+            for name in {ours, self._all_keys().get(ours, ours)}:
+                count, most = values.get(name), SIZES[ours][1]
+                if isinstance(count, (int, float)) and count > most:
+                    raise ConfigError(f"{name} is {short_repr(count)}; it must be at most {most:,}.")
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
         """A transformers model whose weights are still to be set."""
