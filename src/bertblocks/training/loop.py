@@ -54,7 +54,8 @@ class ModelSelection:
     metric: str
     higher_is_better: bool = True
     patience: int | None = None
-    #: Whether the later of two equally good evaluations is the best. Early stopping does not count it as better.
+    #: Whether the later of two equally good evaluations is the best, unless the earlier one is that of the start (step
+    #: 0). Early stopping does not count it as better.
     prefers_later: bool = False
 
 
@@ -309,7 +310,7 @@ class Trainer:
             self.state.best = BestEvaluation(self.state.step, value)
         else:
             best.evaluations_since += 1
-            if selection.prefers_later and value == best.value:
+            if selection.prefers_later and value == best.value and best.step > 0:
                 best.step = self.state.step
 
     def _should_stop_early(self) -> bool:

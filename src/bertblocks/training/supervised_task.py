@@ -22,6 +22,9 @@ from bertblocks.training.schedules import ScheduleSection, lr_factor
 from bertblocks.training.sections import Constant, Cosine, Linear
 from bertblocks.training.task import TrainingTask
 
+#: Many epochs of few examples are not all evaluated: early stopping would end them after a few steps.
+MAX_EVALUATIONS = 10
+
 
 class SupervisedTask(TrainingTask):
     """Trains on the features of a fine-tuning task and evaluates on held-out examples."""
@@ -43,7 +46,10 @@ class SupervisedTask(TrainingTask):
         self.batch_size = choices.batch_size
         steps = choices.epochs * len(features) / self.batch_size
         self.total_steps = max(1, math.floor(steps) if task.compares_examples else math.ceil(steps - 1e-9))
-        self.steps_per_evaluation = max(1, round(len(features) / self.batch_size) // settings.evaluations_per_epoch)
+        per_epoch, least = settings.evaluations_per_epoch, 1
+        if per_epoch is None:
+            per_epoch, least = 1, math.ceil(self.total_steps / MAX_EVALUATIONS)
+        self.steps_per_evaluation = max(least, round(len(features) / self.batch_size) // per_epoch)
         self.schedule = _schedule(settings)
 
     def initial_position(self) -> dict[str, Any]:
