@@ -79,7 +79,7 @@ class CheckpointFolder:
     def _remove_unfinished(self) -> None:
         """Removes folders that a killed process left behind while writing."""
         remove_partial(self.path)
-        for entry in self.path.glob(".step-*.writing"):  # of version 0.1.0
+        for entry in self.path.glob(".step-*.writing"):  # version 0.1.0 wrote these
             shutil.rmtree(entry)
 
     def _remove_old(self, newest: int, protected: int | None) -> None:
