@@ -187,6 +187,18 @@ def test_different_matrices_are_not_tied_whatever_the_config_says(tmp_path: Path
     assert not torch.equal(model.decoder.weight, model.model.embedding.token.weight)
 
 
+def test_an_ngpt_encoder_becomes_a_masked_lm_with_a_new_decoder(tmp_path: Path) -> None:
+    def drop_decoder(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("decoder.")}
+
+    folder = copy_golden(NGPT, tmp_path / "base", drop_decoder)
+    model = from_huggingface(folder, task="masked-lm")
+    assert isinstance(model, BertBlocksForMaskedLM)
+    assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+    encoder = from_huggingface(FOLDER / NGPT).model.state_dict()
+    assert all(torch.equal(tensor, encoder[name]) for name, tensor in model.model.state_dict().items())
+
+
 def test_ngpt_with_equal_matrices_is_not_tied(tmp_path: Path) -> None:
     def tie(tensors: Any) -> Any:
         return {**tensors, "decoder.weight": tensors["model.encoder.weight"].clone()}

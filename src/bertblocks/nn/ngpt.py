@@ -15,7 +15,7 @@ from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import Attention, ForwardContext
 from bertblocks.nn.initialization import NGPT_BASE_SCALE
 from bertblocks.nn.layout import SequenceLayout, index_tokens
-from bertblocks.nn.numerics import upcast
+from bertblocks.nn.numerics import add_epsilon, upcast
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -28,7 +28,7 @@ NGPT_ALPHA = 0.05
 def unit(x: Tensor) -> Tensor:
     """Scale vectors to unit length."""
     precise = upcast(x)
-    return (precise / (precise.norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
+    return (precise / add_epsilon(precise.norm(dim=-1, keepdim=True), 1e-8)).to(x.dtype)
 
 
 class NGPTAttention(Attention):

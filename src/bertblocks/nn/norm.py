@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
-from bertblocks.nn.numerics import upcast
+from bertblocks.nn.numerics import add_epsilon, upcast
 from bertblocks.nn.ops.liger import liger
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
             normed = kernels.rms_norm(x, self.weight, self.eps)
         else:
             precise = upcast(x)
-            scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + self.eps)
+            scale = torch.rsqrt(add_epsilon(precise.square().mean(-1, keepdim=True), self.eps))
             normed = (precise * scale).to(x.dtype) * self.weight
         return normed if self.bias is None else normed + self.bias
 

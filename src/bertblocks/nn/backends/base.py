@@ -102,7 +102,7 @@ def split_heads(x: Tensor, rows: int) -> Tensor:
 
 def merge_heads(x: Tensor) -> Tensor:
     """`[rows, heads, length, d]` -> `[rows * length, heads, d]`."""
-    return x.transpose(1, 2).flatten(0, 1)
+    return x.transpose(1, 2).contiguous().flatten(0, 1)
 
 
 def repeat_kv(x: Tensor, num_heads: int) -> Tensor:
