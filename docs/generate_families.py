@@ -126,6 +126,21 @@ config = read_yaml_config(file)
 print(config.num_hidden_layers, config.embd_pos_enc_kind, config.norm_eps)  # 12 learned 1e-06
 ```
 
+## Published layouts
+
+Some authors publish checkpoints with code of their own and the `model_type` of another family. BertBlocks recognizes
+them by other keys of their config and runs none of their code.
+
+| Family | Models | `model_type` | Recognized by |
+| --- | --- | --- | --- |
+| `new` | GTE v1.5 and multilingual, Stella | `new` | |
+| `jina-bert-v2` | Jina embeddings v2 | `bert` | `position_embedding_type: "alibi"` |
+| `mosaic-bert` | MosaicBERT, DNABERT-2 | `bert` | `alibi_starting_size` |
+| `jina_embeddings_v3` | Jina embeddings v3 | `xlm-roberta` | `position_embedding_type: "rotary"` |
+
+Jina v3 holds LoRA adapters for tasks. `from_huggingface(path, adapter="retrieval.query")` merges one into the weights;
+without `adapter` you get the encoder that all of them change. It is written in transformers' layout.
+
 ## What is not kept
 
 - An ELECTRA discriminator is read as an encoder. BertBlocks has no head for replaced token detection, so it drops that

@@ -24,6 +24,7 @@ from transformers import (
     EuroBertConfig,
     GteConfig,
     IBertConfig,
+    JinaEmbeddingsV3Config,
     MegatronBertConfig,
     ModernBertConfig,
     MPNetConfig,
@@ -275,6 +276,16 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         variants=(
             {"hidden_act": "silu", "layer_norm_eps": 1e-3, "type_vocab_size": 0, "classifier_dropout": 0.3},
             {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 300.0}, "head_dim": 12},
+        ),
+    ),
+    "jina_embeddings_v3": FamilyCase(
+        make_config=lambda **options: JinaEmbeddingsV3Config(
+            **{**SIZES, "pad_token_id": 0, "max_position_embeddings": 320, **options}
+        ),
+        no_dropout=NO_DROPOUT,
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.3},
+            {"rope_parameters": {"rope_theta": 300.0}},
         ),
     ),
     "deberta": FamilyCase(

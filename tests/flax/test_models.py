@@ -280,7 +280,7 @@ def test_every_family_loads_and_matches_torch(tmp_path: Path) -> None:
         model_class = getattr(transformers, classes.get("masked-lm", classes["base"]))
         folders[name] = tmp_path / name
         model_class(config).save_pretrained(folders[name])
-    assert set(folders) == set(FAMILIES)
+    assert set(folders) >= {name for name, family in FAMILIES.items() if family.in_transformers}
     for name, folder in folders.items():
         theirs, _ = load(folder)
         if name in ONLY_IN_TORCH:

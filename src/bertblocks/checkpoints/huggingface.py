@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bertblocks.checkpoints.families import family_of_config, get_family
+from bertblocks.checkpoints.families import family_of_config, find_family
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.files import OnShare, read_checkpoint
 from bertblocks.checkpoints.report import LoadReport
@@ -31,6 +31,7 @@ def from_huggingface(
     task: str | None = None,
     dtype: torch.dtype | None = None,
     allow_pickle: bool = False,
+    adapter: str | None = None,
 ) -> BertBlocksPreTrainedModel:
     """A BertBlocks model with the weights of a transformers model, a checkpoint folder, or a hub id.
 
@@ -38,7 +39,8 @@ def from_huggingface(
     default it is the task of the source. If the source lacks the head of a task that you ask for, the head is
     initialized, and a warning is logged. Weights keep their precision unless you give a `dtype`; half precision is
     several times slower than fp32 on most CPUs. Pickled weights need `allow_pickle`, which reads tensors and never runs
-    code.
+    code. `adapter` names one of the LoRA adapters in the checkpoint, such as "retrieval.query" of Jina v3, which is
+    merged into the weights; without it the model is the one that all adapters change.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -46,7 +48,7 @@ def from_huggingface(
         >>> type(from_huggingface(theirs)).__name__
         'BertBlocksModel'
     """
-    model, report = read_model(source, task, dtype, allow_pickle)
+    model, report = read_model(source, task, dtype, allow_pickle, adapter=adapter)
     report.log(with_unread=task is None)
     return model
 
@@ -57,6 +59,7 @@ def read_model(
     dtype: torch.dtype | None = None,
     allow_pickle: bool = False,
     on_share: OnShare = lambda share: None,
+    adapter: str | None = None,
 ) -> tuple[BertBlocksPreTrainedModel, LoadReport]:
     """Does the work of `from_huggingface`, and returns the report instead of logging it."""
     if isinstance(source, PreTrainedModel):
@@ -68,12 +71,16 @@ def read_model(
             config = family.parse_config(config.to_dict(), tensors)
     else:
         values, tensors = read_checkpoint(source, allow_pickle, on_share)
-        family = get_family(values.get("model_type", "none"))
+        family = find_family(values)
         config = family.parse_config(values, tensors)
         names, label = config.architectures or [family.model_classes["base"]], str(source)
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise ValueError(f"{label}: architectures is {names!r}; it must be a list with the name of a class.")
         architecture = names[0]
+    if family.merge_adapter is not None:
+        tensors = family.merge_adapter(tensors, config, adapter)
+    elif adapter is not None:
+        raise ValueError(f"adapter is {adapter!r}; checkpoints of the {family.name} family have no adapters.")
     named_task = task or _task_of(family, architecture)
     if named_task not in family.model_classes:
         raise ValueError(

@@ -27,8 +27,9 @@ FREQUENCY_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat1
 
 # ---------------------------------------------------------------------- scaling
 
-#: The kinds of scaling in transformers, with the keys that each requires.
+#: The kinds of scaling in transformers and "ntk", with the keys that each requires.
 ROPE_SCALINGS: dict[str, tuple[str, ...]] = {
+    "ntk": ("factor",),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
@@ -121,7 +122,7 @@ class RotaryPosition(BlockPosition):
         "rope_scaling": Key(
             dict[str, Any] | None,
             None,
-            'RoPE scaling of global layers, as in transformers: {"rope_type": "yarn", "factor": 4.0}.',
+            'RoPE scaling of global layers, as in transformers: {"rope_type": "yarn", "factor": 4.0}, or GTE\'s "ntk".',
             per_layer=True,
             layer_type="global",
             read=read_scaling,
@@ -186,9 +187,13 @@ class RotaryPosition(BlockPosition):
 
     def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
         """Return each pair's angle per position and the factor on the tables, for a sequence of `length`."""
+        exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
         if self.scaling is None:
-            exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
             return (1.0 / (self.theta**exponents)).to(self.frequency_dtype).float(), 1.0
+        if self.scaling["rope_type"] == "ntk":
+            # as in GTE: the highest frequency falls too (Su, 2023, kexue.fm/archives/9706)
+            factor = self.scaling["factor"]
+            return 1.0 / ((self.theta * factor) ** exponents * factor ** (2 / self.rotary_dim)), 1.0
         parameters = {**self.scaling, "rope_theta": self.theta, "partial_rotary_factor": self.partial_factor}
         parameters.setdefault("original_max_position_embeddings", self.max_positions)
         # transformers' own formulas, given only the config values they read

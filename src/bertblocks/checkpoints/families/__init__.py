@@ -17,10 +17,13 @@ from bertblocks.checkpoints.families.esm import ESM
 from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.families.ibert import IBERT
+from bertblocks.checkpoints.families.jina import JINA_V3
 from bertblocks.checkpoints.families.megatron_bert import MEGATRON_BERT
 from bertblocks.checkpoints.families.modernbert import MODERNBERT
+from bertblocks.checkpoints.families.mosaic_bert import JINA_BERT, MOSAIC_BERT
 from bertblocks.checkpoints.families.mpnet import MPNET
 from bertblocks.checkpoints.families.neobert import NEOBERT
+from bertblocks.checkpoints.families.new import NEW
 from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
 from bertblocks.checkpoints.families.roberta import (
     CAMEMBERT,
@@ -63,6 +66,10 @@ FAMILIES: dict[str, Family] = {
         IBERT,
         BERT_GENERATION,
         ROFORMER,
+        NEW,
+        JINA_V3,
+        JINA_BERT,
+        MOSAIC_BERT,
     )
 }
 
@@ -74,11 +81,18 @@ def read_config(values: dict[str, Any] | PreTrainedConfig) -> BertBlocksConfig:
     name = values.get("model_type", BertBlocksConfig.model_type)
     if name == BertBlocksConfig.model_type:
         return BertBlocksConfig.from_dict(values)
-    return get_family(name).read_config(get_family(name).parse_config(values))
+    family = find_family(values)
+    return family.read_config(family.parse_config(values))
 
 
 def family_of_config(config: PreTrainedConfig) -> Family:
-    return get_family(config.model_type)
+    return find_family(config.to_dict())
+
+
+def find_family(values: dict[str, Any]) -> Family:
+    """The family of a config.json. Some families have the `model_type` of another, and keys of their own."""
+    named = (family for family in FAMILIES.values() if family.matches is not None and family.matches(values))
+    return next(named, None) or get_family(values.get("model_type", "none"))
 
 
 def get_family(name: Any) -> Family:

@@ -113,7 +113,7 @@ def qkv_sizes(config: BertBlocksConfig) -> list[int]:
 class Family:
     """A checkpoint family: how its configs and tensors map to BertBlocks and back."""
 
-    #: The `model_type` in config.json.
+    #: The `model_type` in config.json, or a name of ours if authors use that of another family.
     name: str
     #: The name of its config class in transformers, or a class of ours if transformers has none.
     config_class: str | type[PreTrainedConfig]
@@ -133,6 +133,10 @@ class Family:
     #: Our keys from their config, and their keys from ours, where renaming is not enough.
     read_rest: Callable[[Any], dict[str, Any]]
     write_rest: Callable[[BertBlocksConfig], dict[str, Any]]
+    #: Recognizes a config.json of this family that has the `model_type` of another.
+    matches: Callable[[dict[str, Any]], bool] | None = None
+    #: Their tensors without adapters, one of which may be merged, given their config and the adapter's name.
+    merge_adapter: Callable[[dict[str, Tensor], Any, str | None], dict[str, Tensor]] | None = None
     #: Prepares their config values for parsing; the tensors are None if there is no checkpoint.
     prepare: Callable[[dict[str, Any], dict[str, Tensor] | None], dict[str, Any]] | None = None
     #: Our keys from those of their tensors that hold settings instead of weights, and those tensors from our config.
