@@ -89,6 +89,13 @@ def test_a_result_below_a_baseline_says_so() -> None:
     assert remark.startswith("The accuracy of 0.735 is below that of linear probe (0.74): try ")
     (remark,) = compare_with_start("accuracy", {"accuracy": 0.59}, baselines)
     assert "below that of majority (0.73) and linear probe (0.74)" in remark
+    assert [
+        remark.split(" the ")[0] for remark in compare_with_start("accuracy", {"accuracy": 0.7}, baselines, True)
+    ] == [
+        "Training did not improve",
+        "The accuracy of 0.7 is below that of majority (0.73) and linear probe (0.74): try more examples, a lower "
+        "learning_rate, other seeds or another model.",
+    ]
 
 
 def test_a_trained_head_with_the_same_labels_is_the_start(base: Path, files: Path, tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ class FinetuneRun:
         else:
             examples, held_out = self._hold_out(examples, stratify)
         self.test = None if files.test is None else task.read(files.test)
-        self.embedder = read_embedder(files.model)
-        self.task = task = task.for_examples(examples, self.embedder.is_sentence_encoder, self.embedder.pooling)
+        embedder = read_embedder(files.model)
+        self.task = task = task.for_examples(examples, embedder.is_sentence_encoder, embedder.pooling)
         torch.manual_seed(settings.seed)
         start = load_starting_model(files.model, task)
-        task.use_model(start.model, self.embedder.pooling)
+        task.use_model(start.model, embedder.pooling)
         if (settings.max_length or 0) > start.max_length:
             raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
         max_length = settings.max_length or min(task.default_length, start.usual_length)
@@ -110,7 +110,7 @@ class FinetuneRun:
         task.check([*held_out, *(self.test or ())], tokenizer, max_length)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
-        is_gentle = task.starts_from_embeddings and self.embedder.is_sentence_encoder
+        is_gentle = task.starts_from_embeddings and embedder.is_sentence_encoder
         self.choices = choose(settings, task.method, len(features), start.parameters, is_gentle, defaults)
         if task.compares_examples and self.choices.batch_size % self.world.size:
             raise ValueError(
@@ -136,7 +136,7 @@ class FinetuneRun:
     def train(self) -> FinetuneResult:
         settings, task, world, training = self.settings, self.task, self.world, self.training
         start, baselines = self._score_start()
-        model = self.model = self._trainable(self.start.model)
+        model = self._trainable(self.start.model)
         trainer = Trainer(
             model=cast(Any, model),
             task=training,
@@ -263,14 +263,14 @@ def compare_with_start(
         >>> compare_with_start("accuracy", {"accuracy": 0.6}, {"majority": {"accuracy": 0.7}})[0][:53]
         'The accuracy of 0.6 is below that of majority (0.7): '
     """
-    advice = "try more examples, a lower learning_rate, other seeds or another model"
+    value, remarks = scores[metric], []
+    better = {name: found[metric] for name, found in baselines.items() if found[metric] > value}
     if is_start:
-        return [f"Training did not improve the {metric} of {scores[metric]:.4g}, so the start was saved: {advice}."]
-    better = {name: found[metric] for name, found in baselines.items() if found[metric] > scores[metric]}
-    if not better:
-        return []
-    named = " and ".join(f"{name} ({value:.4g})" for name, value in better.items())
-    return [f"The {metric} of {scores[metric]:.4g} is below that of {named}: {advice}."]
+        remarks.append(f"Training did not improve the {metric} of {value:.4g}, so the start was saved")
+    if better:
+        named = " and ".join(f"{name} ({found:.4g})" for name, found in better.items())
+        remarks.append(f"The {metric} of {value:.4g} is below that of {named}")
+    return [f"{remark}: try more examples, a lower learning_rate, other seeds or another model." for remark in remarks]
 
 
 def write_results(result: FinetuneResult) -> None:
