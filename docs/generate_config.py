@@ -152,7 +152,8 @@ def _write(name: Any) -> str:
 
 
 def _describe(block: Any) -> str:
-    return " ".join((inspect.getdoc(block) or "").split("\n\n")[0].split())
+    line = " ".join((inspect.getdoc(block) or "").split("\n\n")[0].split())
+    return f"{line} {getattr(block, 'evidence', '')}".strip()
 
 
 def _declared(key: DeclaredKey) -> tuple[str, str, str, str]:

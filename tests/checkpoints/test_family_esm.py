@@ -172,7 +172,7 @@ def test_half_precision_survives_reading_and_writing() -> None:
     ("options", "message"),
     [
         ({"rope_frequency_dtype": "float8"}, "rope_frequency_dtype is 'float8'; it must be one of float32, float16"),
-        ({"block_pos_enc_kind": "none"}, "rope_frequency_dtype is 'float16'; it requires block_pos_enc_kind 'rope'"),
+        ({"block_pos_enc_kind": "none"}, "rope_frequency_dtype is 'float16'; it belongs to block_pos_enc_kind 'rope'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "it must be 'float32' with rope_scaling"),
     ],
 )

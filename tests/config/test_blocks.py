@@ -29,11 +29,11 @@ ROPE = {"block_pos_enc_kind": "rope"}
 @pytest.mark.parametrize(
     ("options", "exist"),
     [
-        ({}, {"position_offset"}),
-        ({"embd_pos_enc_kind": "none"}, set()),
+        ({}, {"position_offset", "norm_weight"}),
+        ({"embd_pos_enc_kind": "none", "norm_fn": "dynamic_tanh"}, set()),
         ({"norm_fn": "group", "norm_num_groups": 8}, {"position_offset", "norm_num_groups"}),
-        ({"layer_overrides": {3: {"norm_fn": "group"}}}, {"position_offset", "norm_num_groups"}),
-        ({"ngpt": True}, {"position_offset", "ngpt_renormalize", "ngpt_logit_scale"}),
+        ({"layer_overrides": {3: {"norm_fn": "group"}}}, {"position_offset", "norm_weight", "norm_num_groups"}),
+        ({"ngpt": True}, {"position_offset", "norm_weight", "ngpt_renormalize", "ngpt_logit_scale"}),
     ],
 )
 def test_keys_exist_if_a_layer_chooses_their_block(options: Any, exist: Any) -> None:

@@ -274,6 +274,7 @@ SIZES = [
 ]  # fmt: skip
 COUNTS = ["type_vocab_size", "position_offset", "num_global_tokens"]
 POSITIVE = ["norm_eps", "rope_theta", "local_rope_theta", "initializer_range", "initializer_cutoff_factor"]
+POSITIVE += ["attention_scale", "embedding_scale", "residual_scale"]
 DROPOUTS = [
     "embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_dropout", "mlp_output_dropout",
     "classifier_dropout", "classifier_head_dropout", "token_classifier_dropout", "qa_dropout",

@@ -64,6 +64,19 @@ DISENTANGLED = [
     },
 ]
 CONVOLUTIONS = [{"input_conv_size": 3}, {"input_conv_size": 7, "input_conv_groups": 4, "num_hidden_layers": 1}]
+SCALES: list[dict[str, Any]] = [
+    {
+        "norm_fn": "rms",
+        "norm_weight": "one_plus",
+        "norm_pos": "sandwich",
+        "qk_norm": True,
+        "block_pos_enc_kind": "rope",
+        "embedding_scale": 3.0,
+        "residual_scale": 0.5,
+        "attention_scale": 0.2,
+    },
+    {"norm_weight": "none", "norm_pos": "pre_and_post", "residual_scale": 2.0, "local_attention": True},
+]
 FACTORISED = [
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
@@ -85,7 +98,7 @@ SHARED = [
     {"num_hidden_groups": 1, "ngpt": True},
 ]
 #: test_invariance combines norms and attention on random configs; all combinations would be thousands.
-CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *FACTORISED, *SHARED]
+CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *SCALES, *FACTORISED, *SHARED]
 
 
 def label(choice: dict) -> str:

@@ -121,6 +121,12 @@ class BertBlocksConfig(PreTrainedConfig):
     norm_eps: float = 1e-12
     #: Whether norms have a bias.
     norm_bias: bool = True
+    #: Factor on the token embeddings, before types, positions and norm; Gemma's is the root of hidden_size. It does not
+    #: apply to inputs_embeds.
+    embedding_scale: float = 1.0
+    #: Factor on the output of attention and of the feed-forward network before it joins the residual stream, as in
+    #: ESM C.
+    residual_scale: float = 1.0
     #: Whether the embeddings are normalised. Implied: true; false for nGPT.
     embedding_norm: bool = IMPLIED
     #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.
@@ -160,6 +166,8 @@ class BertBlocksConfig(PreTrainedConfig):
     attention_key_bias: bool = IMPLIED
     #: Whether the output projection has a bias.
     attention_out_bias: bool = True
+    #: Factor on the products of queries and keys. T5 has 1. Implied: head_dim ** -0.5, and its inverse for nGPT.
+    attention_scale: float = IMPLIED
     #: Whether a learned RMSNorm is applied to each head's queries and keys.
     qk_norm: bool = False
     #: Whether layers use sliding windows, except those that global_attention_every_n_layers makes global.
@@ -383,9 +391,14 @@ class BertBlocksConfig(PreTrainedConfig):
             "attention_key_bias": self.attention_qkv_bias,
             "num_kv_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
+            "attention_scale": self._implied_scale(),
             "layer_types": ["local" if local else "global" for local in is_local],
             **{name: key.implied(self) for name, key in self.block_keys().items() if key.implied is not None},
         }
+
+    def _implied_scale(self) -> float:
+        head_dim = self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
+        return max(head_dim, 1) ** (0.5 if self.ngpt else -0.5)
 
     def _resolve(self) -> None:
         """Fill in implied keys and replace aliases of values."""

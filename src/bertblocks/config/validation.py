@@ -81,6 +81,8 @@ LAYER_KEYS = {
     "num_kv_heads",
     "head_dim",
     "qk_norm",
+    "residual_scale",
+    "attention_scale",
     "attention_qkv_bias",
     "attention_key_bias",
     "attention_out_bias",
@@ -92,6 +94,16 @@ LAYER_KEYS = {
     "mlp_dropout",
     "mlp_output_dropout",
 }
+
+#: Keys whose value is greater than 0.
+POSITIVE_KEYS = (
+    "norm_eps",
+    "initializer_range",
+    "initializer_cutoff_factor",
+    "embedding_scale",
+    "residual_scale",
+    "attention_scale",
+)
 
 #: Keys that only affect local layers.
 LOCAL_LAYER_KEYS = {"local_attention_window_size", "num_global_tokens"}
@@ -186,7 +198,7 @@ def check_choices(values: Mapping[str, Any], keys: Iterable[str]) -> None:
 def _check_values(config: BertBlocksConfig) -> None:
     check_choices(vars(config), CHOICES)
     check_sizes(config)
-    for key in ("norm_eps", "initializer_range", "initializer_cutoff_factor"):
+    for key in POSITIVE_KEYS:
         if not 0 < getattr(config, key) < math.inf:
             reject_key(config, key, "it must be greater than 0")
     if not 0 < config.diffusion_min_time <= 1:

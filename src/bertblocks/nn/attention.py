@@ -56,6 +56,8 @@ class Attention(nn.Module):
         num_global_tokens: int = 0,
         qk_norm_eps: float | None = None,
         key_bias: bool | None = None,
+        scale: float | None = None,
+        qk_norm_weight: str = "scale",
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -66,14 +68,15 @@ class Attention(nn.Module):
             nn.Parameter(torch.zeros(size)) if qkv_bias and not key_bias else None for size in self.sizes[::2]
         )
         self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
-        self.query_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
-        self.key_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+        self.query_norm, self.key_norm = (
+            None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, weight=qk_norm_weight) for _ in "qk"
+        )
         if position.is_shared:
             object.__setattr__(self, "position", position)  # the encoder owns it, so it must not be a submodule here
         else:
             self.position = position
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
-        self.scale = head_dim**-0.5 * position.score_scale
+        self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
@@ -189,5 +192,7 @@ def get_attention(
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        scale=config.attention_scale,
+        qk_norm_weight=config.norm_weight,
         key_bias=config.attention_key_bias,
     )

@@ -12,7 +12,7 @@ from bertblocks.nn.attention import Attention, ForwardContext, get_attention
 from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
-from bertblocks.nn.norm import get_norm, get_residual_scale
+from bertblocks.nn.norm import get_norm, get_skip_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -31,19 +31,25 @@ class Residual(nn.Module):
     """The residual connection around one sublayer, with its norms."""
 
     def __init__(
-        self, norm_pos: str, make_norm: Callable[[], nn.Module], scale: float = 1.0, skip_pre_norm: bool = False
+        self,
+        norm_pos: str,
+        make_norm: Callable[[], nn.Module],
+        skip_scale: float = 1.0,
+        branch_scale: float = 1.0,
+        skip_pre_norm: bool = False,
     ) -> None:
         super().__init__()
         before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
         self.pre_norm = make_norm() if before and not skip_pre_norm else nn.Identity()
         self.post_norm = make_norm() if after else nn.Identity()
-        self.scale = scale
+        self.skip_scale, self.branch_scale = skip_scale, branch_scale
 
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
-        residual = x if self.scale == 1.0 else x * self.scale
+        residual = x if self.skip_scale == 1.0 else x * self.skip_scale
         if self.norm_inside:
-            return residual + self.post_norm(branch)
-        return self.post_norm(residual + branch)
+            branch = self.post_norm(branch)
+        branch = branch if self.branch_scale == 1.0 else branch * self.branch_scale
+        return residual + branch if self.norm_inside else self.post_norm(residual + branch)
 
 
 class Block(GradientCheckpointingLayer):
@@ -81,10 +87,9 @@ def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module |
         ngpt_attention = get_attention(NGPTAttention, config, is_local, shared_position)
         return NGPTBlock(config.hidden_size, ngpt_attention, get_mlp(config))
 
-    scale = get_residual_scale(config)
-
     def residual(skip_pre_norm: bool = False) -> Residual:
-        return Residual(config.norm_pos, lambda: get_norm(config), scale, skip_pre_norm)
+        scales = get_skip_scale(config), config.residual_scale
+        return Residual(config.norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
 
     attention = get_attention(Attention, config, is_local, shared_position)
     attention_residual = residual(skip_pre_norm=index == 0 and not config.first_attention_norm)

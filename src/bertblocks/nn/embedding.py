@@ -59,6 +59,7 @@ class Embedding(nn.Module):
         token_dropout: TokenDropout | None = None,
         norm_is_last: bool = False,
         task_type_vocab_size: int = 0,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
@@ -70,6 +71,7 @@ class Embedding(nn.Module):
         self.projection = projection
         self.token_dropout = token_dropout
         self.norm_is_last = norm_is_last
+        self.scale = scale
 
     def forward(
         self,
@@ -80,6 +82,8 @@ class Embedding(nn.Module):
         layout: SequenceLayout | None = None,  # needed for token dropout and kept padding
     ) -> Tensor:
         x = self.token(token_ids) if token_embeddings is None else token_embeddings
+        if token_embeddings is None and self.scale != 1.0:
+            x = x * self.scale
         if self.token_dropout is not None:
             if token_ids is None:
                 raise ValueError("inputs_embeds are given; token_dropout needs input_ids to find the mask tokens.")
@@ -119,4 +123,5 @@ def get_embedding(config: BertBlocksConfig) -> Embedding:
         token_dropout=TokenDropout(config.mask_token_id) if config.token_dropout else None,  # type: ignore[arg-type]
         norm_is_last=config.embedding_norm_after_projection,
         task_type_vocab_size=config.task_type_vocab_size,
+        scale=config.embedding_scale,
     )

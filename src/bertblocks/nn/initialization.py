@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # skips weights that were loaded
 
 from bertblocks.nn.linear import Linear
-from bertblocks.nn.norm import NORMS, DeepNorm
+from bertblocks.nn.norm import NORMS, DeepNorm, init_norm
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -40,16 +40,9 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
         if module.bias is not None:
             init.zeros_(module.bias)
     elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
-        _init_norm(module)
+        init_norm(module)
     elif type(module) in NORMS.blocks() and callable(reset := getattr(module, "reset_parameters", None)):
         reset()  # a registered norm initializes itself
-
-
-def _init_norm(module: nn.Module) -> None:
-    if isinstance(weight := getattr(module, "weight", None), Tensor):
-        init.ones_(weight)
-    if isinstance(bias := getattr(module, "bias", None), Tensor):
-        init.zeros_(bias)
 
 
 def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:

@@ -37,7 +37,6 @@ class NGPTAttention(Attention):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sqk = nn.Parameter(torch.full((self.sizes[0],), NGPT_BASE_SCALE))
-        self.scale = self.head_dim**0.5 * self.position.score_scale
 
     def normalize_queries(self, q: Tensor) -> Tensor:
         scale = (self.sqk / NGPT_BASE_SCALE).view(self.num_heads, self.head_dim)
@@ -77,6 +76,7 @@ class NGPTBlock(GradientCheckpointingLayer):
         "parallel_block": (False, "its two steps along the sphere are sequential"),
         "mlp_type": ("glu", "its feed-forward network is a scaled GLU"),
         "qk_norm": (False, "its queries and keys are already unit vectors"),
+        "residual_scale": (1.0, "its steps along the sphere have learned sizes"),
         "tie_word_embeddings": (False, "its output matrix is normalised separately from the embeddings"),
     }
 

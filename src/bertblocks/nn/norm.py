@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
@@ -15,23 +16,54 @@ from bertblocks.nn.numerics import add_epsilon, upcast
 from bertblocks.nn.ops.liger import liger
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from bertblocks.config import BertBlocksConfig
 
 NORMS: Registry[type[nn.Module]] = Registry("norm_fn")
 register_norm = NORMS.register
 
 
+#: The key of norms whose weight has several forms.
+WEIGHT = Key(
+    str,
+    "scale",
+    "The weight w: scale multiplies by w, one_plus by 1 + w as in Gemma, none has no weight. Norms of queries and keys "
+    "follow.",
+    choices=("scale", "one_plus", "none"),
+    per_layer=True,
+)
+
+
 @register_norm("layer")
 class LayerNorm(nn.LayerNorm):
     """Layer normalization (Ba et al., 2016)."""
 
-    def __init__(self, size: int, eps: float, bias: bool) -> None:
+    keys: ClassVar[dict[str, Key]] = {"norm_weight": WEIGHT}
+
+    def __init__(self, size: int, eps: float, bias: bool, weight: str = "scale") -> None:
         super().__init__(size, eps=eps, bias=bias)
+        self.is_one_plus = weight == "one_plus"
+        if weight == "none":
+            self.register_parameter("weight", None)
+        elif self.is_one_plus:
+            nn.init.zeros_(self.weight)
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, size: int) -> Self:
+        return cls(size, config.norm_eps, config.norm_bias, config.norm_weight)
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        init_norm(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = 1 + self.weight if self.is_one_plus else self.weight
+        return F.layer_norm(x, self.normalized_shape, weight, self.bias, self.eps)
 
 
 @register_norm("deep")
 class DeepNorm(LayerNorm):
-    """The LayerNorm of DeepNet (Wang et al., 2022), whose blocks multiply the residual by `residual_scale` first."""
+    """The LayerNorm of DeepNet (Wang et al., 2022), whose blocks multiply the residual stream by `skip_scale` first."""
 
     requires: ClassVar[dict[str, tuple[str, str]]] = {
         "norm_pos": ("post", "DeepNet scales the residual in front of a norm")
@@ -44,7 +76,7 @@ class DeepNorm(LayerNorm):
         yield "layer_overrides", mixed, "norm_fn 'deep' must apply to all layers, in position 'post', or to none"
 
     @staticmethod
-    def residual_scale(num_layers: int) -> float:
+    def skip_scale(num_layers: int) -> float:
         return (2 * num_layers) ** 0.25
 
     @staticmethod
@@ -57,33 +89,42 @@ class DeepNorm(LayerNorm):
 class RMSNorm(nn.Module):
     """Root mean square normalization (Zhang and Sennrich, 2019), computed in at least fp32."""
 
-    def __init__(self, size: int, eps: float, bias: bool = False, kernel_backend: str = "torch") -> None:
+    keys: ClassVar[dict[str, Key]] = {"norm_weight": WEIGHT}
+
+    def __init__(
+        self, size: int, eps: float, bias: bool = False, kernel_backend: str = "torch", weight: str = "scale"
+    ) -> None:
         super().__init__()
-        self.eps = eps
+        self.size, self.eps = size, eps
         self.kernel_backend = kernel_backend
-        self.weight = nn.Parameter(torch.ones(size))
+        self.is_one_plus = weight == "one_plus"
+        start = torch.zeros(size) if self.is_one_plus else torch.ones(size)
+        self.weight = None if weight == "none" else nn.Parameter(start)
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, size: int) -> RMSNorm:
-        return cls(size, config.norm_eps, config.norm_bias, config.kernel_backend)
+        return cls(size, config.norm_eps, config.norm_bias, config.kernel_backend, config.norm_weight)
 
     def init_parameters(self, config: BertBlocksConfig) -> None:
-        init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        init_norm(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        if (kernels := liger(self.kernel_backend, x)) is not None:
+        is_plain = self.weight is not None and not self.is_one_plus
+        if is_plain and (kernels := liger(self.kernel_backend, x)) is not None:
             normed = kernels.rms_norm(x, self.weight, self.eps)
         else:
             precise = upcast(x)
-            scale = torch.rsqrt(add_epsilon(precise.square().mean(-1, keepdim=True), self.eps))
-            normed = (precise * scale).to(x.dtype) * self.weight
+            normed = precise * torch.rsqrt(add_epsilon(precise.square().mean(-1, keepdim=True), self.eps))
+            if self.is_one_plus:
+                normed = normed * (1 + upcast(self.weight))  # rounded once, as in Gemma
+            normed = normed.to(x.dtype)
+            normed = normed * self.weight if is_plain else normed
         return normed if self.bias is None else normed + self.bias
 
     def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.eps}, bias={self.bias is not None}"
+        weight = ", weight=1 + w" if self.is_one_plus else ", weight=none" if self.weight is None else ""
+        return f"({self.size},), eps={self.eps}, bias={self.bias is not None}{weight}"
 
 
 @register_norm("group")
@@ -123,6 +164,8 @@ class GroupNorm(nn.GroupNorm):
 class DynamicTanhNorm(nn.Module):
     """weight * tanh(alpha x) + bias, which needs no statistics (Zhu et al., 2025)."""
 
+    evidence = "Negative where data is not scarce: the loss gets worse (arXiv 2604.23434)."
+
     def __init__(self, size: int, eps: float = 0.0, bias: bool = True) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.full((1,), 0.5))
@@ -131,18 +174,24 @@ class DynamicTanhNorm(nn.Module):
 
     def init_parameters(self, config: BertBlocksConfig) -> None:
         init.constant_(self.alpha, 0.5)
-        init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        init_norm(self)
 
     def forward(self, x: Tensor) -> Tensor:
         squashed = torch.tanh(self.alpha * x) * self.weight
         return squashed if self.bias is None else squashed + self.bias
 
 
-def get_residual_scale(config: BertBlocksConfig) -> float:
+def init_norm(norm: Any) -> None:
+    """Start as the identity after normalization."""
+    if norm.weight is not None:
+        init.constant_(norm.weight, 0.0 if getattr(norm, "is_one_plus", False) else 1.0)
+    if norm.bias is not None:
+        init.zeros_(norm.bias)
+
+
+def get_skip_scale(config: BertBlocksConfig) -> float:
     """Return the factor on the residual stream that the norm of a layer requires."""
-    scale = getattr(NORMS[config.norm_fn], "residual_scale", None)
+    scale = getattr(NORMS[config.norm_fn], "skip_scale", None)
     return 1.0 if scale is None else scale(config.num_hidden_layers)
 
 

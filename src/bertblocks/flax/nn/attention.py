@@ -30,16 +30,19 @@ class Attention(nnx.Module):
         half_window: int | None,
         num_global_tokens: int,
         qk_norm_eps: float | None,
+        scale: float,
+        qk_norm_weight: str,
     ) -> None:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
         self.out = Linear(num_heads * head_dim, hidden_size, out_bias, writes=True)
-        self.query_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, bias=False)
-        self.key_norm = None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, bias=False)
+        self.query_norm, self.key_norm = (
+            None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, False, qk_norm_weight) for _ in "qk"
+        )
         self.position = position
         self.half_window = half_window
         self.num_global_tokens = num_global_tokens
-        self.scale = head_dim**-0.5
+        self.scale = scale
         self.dropout = dropout
         self.out_dropout = out_dropout
 

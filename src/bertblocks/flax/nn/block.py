@@ -18,7 +18,7 @@ from bertblocks.flax.numerics import upcast
 from bertblocks.nn.block import NORM_POSITIONS
 from bertblocks.nn.initialization import NGPT_BASE_SCALE
 from bertblocks.nn.ngpt import NGPT_ALPHA
-from bertblocks.nn.norm import get_residual_scale
+from bertblocks.nn.norm import get_skip_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -29,22 +29,22 @@ LayerOutput = tuple[Array, Array | None]
 class Residual(nnx.Module):
     """The path around one sublayer: where its norms sit and how it joins the residual stream."""
 
-    def __init__(self, norm_pos: str, make_norm: Callable[[], Norm], scale: float, skip_pre_norm: bool) -> None:
+    def __init__(
+        self, norm_pos: str, make_norm: Callable[[], Norm], skip_scale: float, branch_scale: float, skip_pre_norm: bool
+    ) -> None:
         before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
         self.pre_norm = make_norm() if before and not skip_pre_norm else None
         self.post_norm = make_norm() if after else None
-        self.scale = scale
+        self.skip_scale, self.branch_scale = skip_scale, branch_scale
 
     def enter(self, x: Array) -> Array:
         return x if self.pre_norm is None else self.pre_norm(x)
 
     def join(self, x: Array, branch: Array) -> Array:
-        residual = x * self.scale
-        if self.post_norm is None:
-            return residual + branch
-        if self.norm_inside:
-            return residual + self.post_norm(branch)
-        return self.post_norm(residual + branch)
+        if self.post_norm is not None and self.norm_inside:
+            branch = self.post_norm(branch)
+        joined = x * self.skip_scale + branch * self.branch_scale
+        return joined if self.post_norm is None or self.norm_inside else self.post_norm(joined)
 
 
 class Block(nnx.Module):
@@ -92,7 +92,6 @@ class NGPTAttention(Attention):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.sqk = nnx.Param(jnp.full(self.num_heads * self.head_dim, NGPT_BASE_SCALE))
-        self.scale = self.head_dim**0.5
 
     def apply_positions(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
         q, k = position.rotate(q, k, layout)
@@ -146,6 +145,8 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        scale=config.attention_scale,
+        qk_norm_weight=config.norm_weight,
     )
 
 
@@ -157,10 +158,9 @@ def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
     if config.ngpt:
         return NGPTBlock(config.hidden_size, attention, get_mlp(config))
 
-    scale = get_residual_scale(config)
-
     def residual(skip_pre_norm: bool = False) -> Residual:
-        return Residual(config.norm_pos, lambda: get_norm(config), scale, skip_pre_norm)
+        scales = get_skip_scale(config), config.residual_scale
+        return Residual(config.norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
 
     attention_residual = residual(skip_pre_norm=index == 0 and not config.first_attention_norm)
     return Block(attention, get_mlp(config), attention_residual, None if config.parallel_block else residual())

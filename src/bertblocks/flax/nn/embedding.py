@@ -32,6 +32,7 @@ class Embedding(nnx.Module):
         dropout: float,
         projection: Linear | None,
         dropped_token_id: int | None,
+        scale: float = 1.0,
     ) -> None:
         self.token = Table(vocab_size, embedding_size, padding=pad_token_id)
         self.token_type = Table(type_vocab_size, embedding_size) if type_vocab_size else None
@@ -40,10 +41,11 @@ class Embedding(nnx.Module):
         self.dropout = dropout
         self.projection = projection
         self.dropped_token_id = dropped_token_id
+        self.scale = scale
 
     def tokens(self, token_ids: Array, layout: RowLayout) -> Array:
         """`[rows, length]` -> `[rows, length, embedding]`."""
-        x = self.token(token_ids)
+        x = self.token(token_ids) * self.scale
         if self.dropped_token_id is None:
             return x
         # ESM treats mask tokens like dropout: they are 0, and the other tokens of the sequence are scaled up
@@ -82,4 +84,5 @@ def get_embedding(config: BertBlocksConfig) -> Embedding:
         dropout=config.embedding_dropout,
         projection=Linear(size, hidden, bias=True, writes=True) if config.embedding_projection else None,
         dropped_token_id=config.mask_token_id if config.token_dropout else None,
+        scale=config.embedding_scale,
     )

@@ -23,13 +23,20 @@ register_norm = NORMS.register
 class Norm(nnx.Module):
     """Base of all norms: a learned scale and an optional bias."""
 
-    def __init__(self, size: int, eps: float, bias: bool) -> None:
-        self.weight = nnx.Param(jnp.ones(size))
+    def __init__(self, size: int, eps: float, bias: bool, weight: str = "scale") -> None:
+        self.is_one_plus = weight == "one_plus"
+        start = jnp.zeros(size) if self.is_one_plus else jnp.ones(size)
+        self.weight = None if weight == "none" else nnx.Param(start)
         self.bias = nnx.Param(jnp.zeros(size)) if bias else None
         self.eps = eps
 
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, size: int) -> Norm:
+        return cls(size, config.norm_eps, config.norm_bias, config.norm_weight)
+
     def scaled(self, x: Array, dtype: jnp.dtype) -> Array:
-        x = x * self.weight
+        if self.weight is not None:
+            x = x * (1 + self.weight if self.is_one_plus else self.weight)
         return (x if self.bias is None else x + self.bias).astype(dtype)
 
 
@@ -49,7 +56,7 @@ class RMSNorm(Norm):
     def __call__(self, x: Array) -> Array:
         precise = upcast(x)
         scale = jax.lax.rsqrt(jnp.square(precise).mean(-1, keepdims=True) + self.eps)
-        return self.scaled((precise * scale).astype(x.dtype), x.dtype)
+        return self.scaled(precise * scale if self.is_one_plus else (precise * scale).astype(x.dtype), x.dtype)
 
 
 @register_norm("group")
@@ -73,8 +80,8 @@ class GroupNorm(Norm):
 class DynamicTanhNorm(Norm):
     """weight * tanh(alpha x) + bias, without statistics (Zhu et al., 2025)."""
 
-    def __init__(self, size: int, eps: float, bias: bool) -> None:
-        super().__init__(size, eps, bias)
+    def __init__(self, size: int, eps: float, bias: bool, weight: str = "scale") -> None:
+        super().__init__(size, eps, bias, weight)
         self.alpha = nnx.Param(jnp.full(1, 0.5))
 
     def __call__(self, x: Array) -> Array:
