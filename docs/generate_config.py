@@ -13,7 +13,8 @@ from typing import Any
 
 from bertblocks.config.blocks import SLOTS
 from bertblocks.core.keys import Key as DeclaredKey
-from bertblocks.core.registry import Registry, keys_of
+from bertblocks.core.keys import keys_of
+from bertblocks.core.registry import Registry
 
 COLUMNS = ("Key", "Type", "Default", "Per layer", "Meaning")
 ROOT = Path(__file__).parents[1]

@@ -57,6 +57,7 @@ def test_the_scale_of_scores() -> None:
     assert BertBlocksConfig(ngpt=True).attention_scale == 8.0
     assert Gemma3TextConfig().query_pre_attn_scalar == 256  # Gemma states the square of the inverse
     model = BertBlocksModel(tiny_config(attention_scale=0.7, layer_overrides={1: {"attention_scale": 0.2}})).eval()
+    model.requires_grad_(False)
     x = torch.randn(5, 32)
     for layer, scale in zip(model.encoder.layers, (0.7, 0.2, 0.7), strict=True):
         attention: Any = layer.attention

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import bertblocks.nn.disentangled
 import bertblocks.nn.rope  # noqa: F401 - these two register positions
-from bertblocks.core.keys import Key
-from bertblocks.core.registry import Registry, keys_of
+from bertblocks.core.keys import Key, keys_of
+from bertblocks.core.registry import Registry
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
 from bertblocks.nn.norm import NORMS

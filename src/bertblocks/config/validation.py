@@ -13,9 +13,9 @@ import torch
 from huggingface_hub.dataclasses import type_validator
 
 from bertblocks.config.blocks import SLOTS, block_keys, chosen_blocks, why_unused, write_name
-from bertblocks.core.keys import Problem
+from bertblocks.core.keys import Problem, keys_of
 from bertblocks.core.messages import InputError, short_repr
-from bertblocks.core.registry import keys_of, nearest
+from bertblocks.core.registry import nearest
 from bertblocks.nn.activation import activation_names
 from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.block import NORM_POSITIONS

@@ -70,3 +70,9 @@ class Key:
 
     def _upper(self) -> str:
         return "" if self.most is None else f" and at most {self.most:g}"
+
+
+def keys_of(block: Any) -> dict[str, Key]:
+    """Return the config keys that a block declares."""
+    keys = getattr(block, "keys", None)
+    return keys if isinstance(keys, dict) else {}

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from bertblocks.core.keys import Key
+from typing import Any, Generic, TypeVar
 
 Block = TypeVar("Block")
-
-
-def keys_of(block: Any) -> dict[str, Key]:
-    """Return the config keys that a block declares."""
-    keys = getattr(block, "keys", None)
-    return keys if isinstance(keys, dict) else {}
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
