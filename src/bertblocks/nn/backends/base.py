@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, is_capturing
 from bertblocks.nn.position import BlockPosition
 from bertblocks.nn.relative import RelativeVectors
 
@@ -102,7 +102,10 @@ def split_heads(x: Tensor, rows: int) -> Tensor:
 
 def merge_heads(x: Tensor) -> Tensor:
     """`[rows, heads, length, d]` -> `[rows * length, heads, d]`."""
-    return x.transpose(1, 2).contiguous().flatten(0, 1)
+    x = x.transpose(1, 2)
+    if is_capturing():  # the graph may run with a kernel whose output has other strides
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.flatten(0, 1)
 
 
 def repeat_kv(x: Tensor, num_heads: int) -> Tensor:
