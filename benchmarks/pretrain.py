@@ -26,12 +26,11 @@ from bertblocks.training import loop
 from bertblocks.training.build import build_model, build_objectives
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
-from bertblocks.training.optimizers import get_optimizers
+from bertblocks.training.objective_sections import MaskedLM
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
-from bertblocks.training.sections import MaskedLM
 from bertblocks.training.training_plan import TrainingPlan
 
 GOAL = 3.0
@@ -70,7 +69,7 @@ def train_ours(setting: Setting, folder: Path) -> tuple[float, int]:
     trainer = loop.Trainer(
         model,
         task,
-        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.optimizer.build,
         recipe.run,
         folder,
         setting.world,

@@ -29,6 +29,10 @@ from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.norm import NORMS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
+from bertblocks.objectives.maskings import MASKINGS
+from bertblocks.training.objective_sections import OBJECTIVES
+from bertblocks.training.optimizer_sections import OPTIMIZERS
+from bertblocks.training.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertblocks"
@@ -77,7 +81,8 @@ def prose(document: str) -> str:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes what the examples register."""
-    for registry in (ACTIVATIONS, BACKENDS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, MLPS, NORMS):
+    blocks = (ACTIVATIONS, BACKENDS, BLOCK_POSITIONS, EMBEDDING_POSITIONS, MLPS, NORMS)
+    for registry in (*blocks, MASKINGS, OBJECTIVES, OPTIMIZERS, SCHEDULES):
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
 
 

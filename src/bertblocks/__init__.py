@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bertblocks.nn.mlp import register_mlp as register_mlp
     from bertblocks.nn.norm import register_norm as register_norm
     from bertblocks.nn.position import register_position as register_position
+    from bertblocks.objectives.maskings import register_masking as register_masking
     from bertblocks.tasks.answer.predictions import Answer as Answer
     from bertblocks.tasks.answer.predictions import Answers as Answers
     from bertblocks.tasks.classify.predictions import Classification as Classification
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor as Predictor
     from bertblocks.tasks.tag.predictions import Tagged as Tagged
     from bertblocks.training.finetune import finetune as finetune
+    from bertblocks.training.objective_sections import register_objective as register_objective
+    from bertblocks.training.optimizer_sections import register_optimizer as register_optimizer
     from bertblocks.training.pretrain import pretrain as pretrain
     from bertblocks.training.recipe import read_recipe as read_recipe
+    from bertblocks.training.schedules import register_schedule as register_schedule
 
 __version__ = "0.1.0"
 
@@ -78,9 +82,13 @@ _HOMES = {
     "read_recipe": "training.recipe",
     "register_activation": "nn.activation",
     "register_backend": "nn.backends",
+    "register_masking": "objectives.maskings",
     "register_mlp": "nn.mlp",
     "register_norm": "nn.norm",
+    "register_objective": "training.objective_sections",
+    "register_optimizer": "training.optimizer_sections",
     "register_position": "nn.position",
+    "register_schedule": "training.schedules",
     "save_huggingface": "checkpoints.save",
     "to_huggingface": "checkpoints.save",
 }

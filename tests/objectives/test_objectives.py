@@ -16,6 +16,7 @@ from bertblocks import BertBlocksForMaskedDiffusion, BertBlocksForMaskedLM, Bert
 from bertblocks.data.stream import DocumentChunk
 from bertblocks.models import TASK_MODELS
 from bertblocks.objectives import MaskedDiffusion, MaskedLanguageModeling, RateSchedule, SentenceOrder
+from bertblocks.objectives.maskings import mask_spans, mask_tokens, mask_word_spans, mask_words
 from bertblocks.text.tokenizer_training import train_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
 from tests.helpers import tiny_config
@@ -27,9 +28,9 @@ STARTS_WORD = np.arange(SIZE) % 2 == 0
 VOCABULARY = Vocabulary(SIZE, CLS, SEP, MASK, SPECIAL, STARTS_WORD, np.arange(SIZE) == DOT)
 OBJECTIVES = {
     "tokens": MaskedLanguageModeling(VOCABULARY),
-    "words": MaskedLanguageModeling(VOCABULARY, 0.2, whole_word=True),
-    "spans": MaskedLanguageModeling(VOCABULARY, 0.4, spans=True),
-    "spans of words": MaskedLanguageModeling(VOCABULARY, 0.15, 1.0, 0.0, whole_word=True, spans=True),
+    "words": MaskedLanguageModeling(VOCABULARY, 0.2, masking=mask_words),
+    "spans": MaskedLanguageModeling(VOCABULARY, 0.4, masking=mask_spans),
+    "spans of words": MaskedLanguageModeling(VOCABULARY, 0.15, 1.0, 0.0, mask_word_spans),
     "order": SentenceOrder(VOCABULARY),
     "order and tokens": SentenceOrder(VOCABULARY, MaskedLanguageModeling(VOCABULARY, 0.15)),
     "diffusion": MaskedDiffusion(VOCABULARY),
@@ -127,7 +128,7 @@ def test_special_tokens_are_never_masked_and_labels_are_the_original_ids(
 def test_every_token_is_masked_at_the_rate(name: Any, rate: Any) -> None:
     """Also at both ends of a chunk, where a span could be cut off."""
     shape: Any = OBJECTIVES[name]
-    objective = MaskedLanguageModeling(VOCABULARY, rate, whole_word=shape.whole_word, spans=shape.spans)
+    objective = MaskedLanguageModeling(VOCABULARY, rate, masking=shape.masking)
     count, length = 4000, 12
     batch = objective.batch(make_rows([length] * count, low=5), 1)
     chosen = (without_ends(batch.labels, [length] * count) != -100).view(count, length).double().mean(0)
@@ -138,8 +139,8 @@ def test_every_token_is_masked_at_the_rate(name: Any, rate: Any) -> None:
 
 
 def test_a_mask_rate_of_one_masks_everything() -> None:
-    for spans in (False, True):
-        objective = MaskedLanguageModeling(VOCABULARY, 1.0, spans=spans)
+    for masking in (mask_tokens, mask_spans):
+        objective = MaskedLanguageModeling(VOCABULARY, 1.0, masking=masking)
         assert objective.batch(make_rows([30, 1, 7], low=5), 0).counts == {"masked_lm": 38}
 
 
@@ -171,10 +172,10 @@ def test_random_tokens_come_from_the_whole_vocabulary() -> None:
     assert (counts[5:] - expected).abs().max() < 5 * expected**0.5
 
 
-@pytest.mark.parametrize("spans", [False, True])
-def test_whole_words_are_masked(spans: Any) -> None:
+@pytest.mark.parametrize("masking", [mask_words, mask_word_spans])
+def test_whole_words_are_masked(masking: Any) -> None:
     rows = make_rows([40] * 200, low=5)
-    batch = MaskedLanguageModeling(VOCABULARY, 0.3, whole_word=True, spans=spans).batch(rows, 0)
+    batch = MaskedLanguageModeling(VOCABULARY, 0.3, masking=masking).batch(rows, 0)
     chosen = (without_ends(batch.labels, [40] * 200) != -100).view(200, 40).numpy()
     ids = np.stack([row[0].ids for row in rows])
     continues = ~STARTS_WORD[ids]
@@ -186,7 +187,7 @@ def test_whole_words_are_masked(spans: Any) -> None:
 def test_masked_spans_have_spanberts_lengths() -> None:
     """At a rate so low that spans rarely touch, lengths of masked runs are geometric with 0.2, cut at 10."""
     count, length = 300, 2000
-    batch = MaskedLanguageModeling(VOCABULARY, 0.01, spans=True).batch(make_rows([length] * count, low=5), 0)
+    batch = MaskedLanguageModeling(VOCABULARY, 0.01, masking=mask_spans).batch(make_rows([length] * count, low=5), 0)
     chosen = (without_ends(batch.labels, [length] * count) != -100).view(count, length).numpy()
     inside = np.pad(chosen, ((0, 0), (1, 1)))
     edges = np.diff(inside.astype(int), axis=1)
@@ -229,7 +230,7 @@ def test_impossible_masking_options_raise(options: Any, message: Any) -> None:
 def test_other_invalid_objective_options_raise() -> None:
     without_words = Vocabulary(SIZE, CLS, SEP, MASK, SPECIAL, None, np.zeros(SIZE, bool))
     with pytest.raises(ValueError, match="does not mark where words begin"):
-        MaskedLanguageModeling(without_words, whole_word=True)
+        MaskedLanguageModeling(without_words, masking=mask_words).batch(make_rows([5]), 0)
     with pytest.raises(ValueError, match="kind of a rate schedule is 'steep'"):
         RateSchedule(0.1, 0.2, "steep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_time is 0; it must be above 0"):

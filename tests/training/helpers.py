@@ -18,7 +18,6 @@ from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.distributed import World, join
 from bertblocks.training.held_out import HeldOutEvaluator
 from bertblocks.training.loop import ModelSelection, Outcome, Trainer
-from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.prefetch import PreparedStep
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
@@ -84,7 +83,7 @@ def make_trainer(
     return Trainer(
         model or make_model(dropout),
         make_task(recipe),
-        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.optimizer.build,
         recipe.run,
         folder,
         world or World(0, 1, torch.device("cpu")),

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from bertblocks.training.optimizer_sections import AdamW, Muon, StableAdamW
 from bertblocks.training.optimizers import (
     ADAMW_UPDATE_SIZE,
     NEWTON_SCHULZ,
     NEWTON_SCHULZ_STEPS,
     MuonOptimizer,
     StableAdamWOptimizer,
-    get_optimizers,
     orthogonalize,
 )
-from bertblocks.training.sections import AdamW, Muon, StableAdamW
 from tests.training.helpers import make_model
 
 
@@ -96,7 +95,7 @@ def test_muon_orthogonalizes_stacked_matrices_separately() -> None:
 @pytest.mark.parametrize("section", [AdamW(), StableAdamW(kind="stable_adamw"), Muon(kind="muon")])
 def test_every_parameter_is_optimized_once_and_only_matrices_decay(section: Any) -> None:
     model = make_model(norm_bias=True, attention_qkv_bias=True)
-    optimizers = get_optimizers(model, section)
+    optimizers = section.build(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     taken = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(taken) == sorted(id(parameter) for parameter in model.parameters())
@@ -108,7 +107,7 @@ def test_every_parameter_is_optimized_once_and_only_matrices_decay(section: Any)
 
 def test_muon_optimizes_the_matrices_of_layers_and_adamw_the_rest() -> None:
     model = make_model()
-    muon, adamw = get_optimizers(model, Muon(kind="muon"))
+    muon, adamw = Muon(kind="muon").build(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     inside = {names[id(parameter)].split("layers.")[1].split(".", 1)[1] for parameter in muon.param_groups[0]["params"]}
     assert inside == {"attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"}

@@ -14,7 +14,6 @@ from transformers import AutoModelForMaskedLM
 
 from bertblocks import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
-from bertblocks.training.build import model_task_of
 from bertblocks.training.pretrain import pretrain
 from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
 from bertblocks.training.training_plan import TrainingPlan
@@ -35,7 +34,7 @@ def test_a_recipe_builds_its_model_and_its_schedule(name: Any) -> None:
     assert recipe.description
     config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
     with torch.device("meta"):
-        model = TASK_MODELS[model_task_of(recipe)](config)
+        model = TASK_MODELS[recipe.objective.model_task](config)
     if name in PARAMETERS:
         assert model.num_parameters() == PARAMETERS[name]
     table = TrainingPlan(recipe)
@@ -81,7 +80,7 @@ def test_the_modernbert_recipe_equals_the_published_one() -> None:
     assert [phase.length for phase in table.phases] == [1024, 8192, 8192]
     assert [phase.batches.rows for phase in table.phases] == [4608, 576, 576]
     assert [phase.rope_theta for phase in table.phases] == [10_000, 160_000, 160_000]
-    assert [phase.mask_rate for phase in table.phases] == [0.3] * 3
+    assert [phase.objective.labelled_share for phase in table.phases] == [0.3] * 3
     # the batch grows over the first 50B tokens, the rate over the first 3B
     assert first.batches.rows_at(0) == 768
     full = first.batches.step_at(50e9)

@@ -73,7 +73,7 @@ def test_phases_inherit_settings_from_the_phase_before() -> None:
         )
     )
     first, second = table.phases
-    assert (second.length, second.mask_rate, second.batches.rows) == (64, 0.4, 10)
+    assert (second.length, second.objective.labelled_share, second.batches.rows) == (64, 0.4, 10)
     assert (second.first_step, second.first_token, table.total_steps, table.total_tokens) == (3, 1920, 5, 3200)
     planned = table.at(4)
     assert (planned.phase.index, planned.step_in_phase, planned.tokens, planned.progress) == (1, 1, 2560, 0.5)

@@ -35,6 +35,10 @@ class Registry(Generic[Block]):
 
         return add
 
+    def describe_unknown(self, name: Any) -> str:
+        """What is wrong with a name that is not registered, to follow the key in a message."""
+        return f"is {name!r}{nearest(name, self)}; it must be one of {', '.join(self)}"
+
     def names(self) -> list[str]:
         return list(self._blocks)
 

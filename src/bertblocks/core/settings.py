@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, core_schema
 
 from bertblocks.core.messages import InputError, short_repr
-from bertblocks.core.registry import nearest
+from bertblocks.core.registry import Registry, nearest
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -33,6 +34,63 @@ class Section(BaseModel):
         return values
 
 
+class SectionRegistry(Registry[type[Section]]):
+    """Sections that a recipe selects by their `kind`. It is also the annotation of the fields that hold one.
+
+    Sections may be registered after the recipe's schema was built.
+
+    Example:
+        >>> SHAPES = SectionRegistry("shape", default="circle")
+        >>> class Shape(Section):
+        ...     kind: str
+        >>> @SHAPES.register("circle")
+        ... class Circle(Shape):
+        ...     radius: float = 1.0
+        >>> class Drawing(Section):
+        ...     shape: Annotated[Shape, SHAPES]
+        >>> Drawing.model_validate({"shape": {"radius": 2.0}}).shape
+        Circle(kind='circle', radius=2.0)
+    """
+
+    def __init__(self, key: str, default: str) -> None:
+        super().__init__(key)
+        self.default = default
+
+    def register(self, name: str) -> Callable[[type[Chosen]], type[Chosen]]:
+        """Decorator that registers a section and fixes its `kind` to the name."""
+        add = super().register(name)
+
+        def define(section: type[Chosen]) -> type[Chosen]:
+            add(section)
+            section.model_fields["kind"].annotation = Literal[name]  # type: ignore[assignment]
+            section.model_fields["kind"].default = name
+            section.model_rebuild(force=True)
+            return section
+
+        return define
+
+    def _validate(self, value: Any) -> Section:
+        if isinstance(value, Section) and type(value) in self.blocks():
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"is {short_repr(value)}; it must have keys, such as kind")
+        kind = value.get("kind", self.default)
+        if not isinstance(kind, str) or kind not in self:
+            raise PydanticCustomError("unknown_kind", "{message}", {"message": self.describe_unknown(kind)})
+        return self[kind].model_validate(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        def dump(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
+            return section.model_dump(mode=info.mode, exclude_unset=info.exclude_unset)
+
+        serializer = core_schema.plain_serializer_function_ser_schema(dump, info_arg=True)
+        return core_schema.no_info_plain_validator_function(self._validate, serialization=serializer)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"oneOf": [handler(section.__pydantic_core_schema__) for section in self.blocks()]}
+
+
+Chosen = TypeVar("Chosen", bound=Section)
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -179,11 +237,8 @@ def _describe(values: Any, problem: Any) -> tuple[str, str]:
             continue
         path.append(str(part))
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if kind == "union_tag_invalid":
+    if kind == "unknown_kind":
         path.append("kind")
-        expected = [tag.strip(" '") for tag in problem["ctx"]["expected_tags"].split(",")]
-        tag = problem["ctx"]["tag"]
-        message = f"is {short_repr(tag)}{nearest(tag, expected)}; it must be one of {', '.join(expected)}"
     elif kind == "missing":
         message = "is missing"
     elif kind != "value_error":

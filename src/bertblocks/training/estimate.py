@@ -19,15 +19,13 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, model_task_of
+from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS
+from bertblocks.training.optimizer_sections import Muon
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.sections import MaskRateSchedule, Muon
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
 
 #: What ModernBERT-base's published first phase implies (1.7T tokens of length 1,024 in 194 hours on 8 H100s).
 DEFAULT_UTILIZATION = 0.25
-#: Masked diffusion masks half of the tokens on average.
-DIFFUSION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         raise ValueError(f"--count is {count}; it must be at least 1.")
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
-    model = build(expected_config(recipe), model_task_of(recipe))
+    model = build(expected_config(recipe), recipe.objective.model_task)
     speed = count * GPUS[gpu].flops * utilization
     phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]
     return RunEstimate(
@@ -164,7 +162,7 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
     if recipe.run.micro_batch_tokens is not None:
         micro_batch = min(micro_batch, max(recipe.run.micro_batch_tokens // phase.length, 1))
     passes = 4 if recipe.run.gradient_checkpointing else 3
-    per_token = flops_per_token(model, phase.length, _labelled_share(phase), passes)
+    per_token = flops_per_token(model, phase.length, phase.objective.labelled_share, passes)
     return PhaseCost(
         name=phase.name,
         length=phase.length,
@@ -176,13 +174,6 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
         micro_batch=micro_batch,
         memory=_memory(recipe, model, phase.length, micro_batch, count),
     )
-
-
-def _labelled_share(phase: PhasePlan) -> float:
-    rate = phase.mask_rate
-    if isinstance(rate, MaskRateSchedule):
-        return (rate.start + rate.end) / 2
-    return DIFFUSION_SHARE if rate is None else rate
 
 
 def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro_batch: int, count: int) -> Memory:

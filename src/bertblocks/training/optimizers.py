@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from bertblocks.nn.linear import Linear
 from bertblocks.training.distributed import from_local_like, shard_like, to_full, to_local
-from bertblocks.training.sections import AdamW, Muon, StableAdamW
 
 #: The linear layers that Muon optimizes: the matrices inside the encoder layers.
 MUON_ROLES = {"qkv", "up", "out"}
@@ -25,24 +24,25 @@ NEWTON_SCHULZ_STEPS = 5
 ADAMW_UPDATE_SIZE = 0.2
 
 
-def get_optimizers(model: nn.Module, section: AdamW | StableAdamW | Muon) -> list[Optimizer]:
-    """The optimizers of a recipe. Together they update every trainable parameter exactly once."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    options: dict[str, Any] = {"lr": section.lr, "betas": tuple(section.betas), "eps": section.eps}
-    optimizers: list[Optimizer] = []
-    if isinstance(section, Muon):
-        matrices = {
-            id(module.weight): (module.weight, module.parts)
-            for module in model.modules()
-            if isinstance(module, Linear) and module.role in MUON_ROLES and module.weight.requires_grad
-        }
-        if matrices:
-            optimizers.append(MuonOptimizer(matrices.values(), section.lr, section.momentum, section.weight_decay))
-        parameters = [parameter for parameter in parameters if id(parameter) not in matrices]
-    groups = decay_groups(parameters, section.weight_decay)
-    if isinstance(section, StableAdamW):
-        return [StableAdamWOptimizer(groups, **options)]
-    return [*optimizers, torch.optim.AdamW(groups, **options, fused=True)]
+def build_adamw(
+    parameters: Iterable[Tensor], lr: float, betas: Sequence[float], eps: float, weight_decay: float
+) -> Optimizer:
+    groups = decay_groups(parameters, weight_decay)
+    return torch.optim.AdamW(groups, lr, (betas[0], betas[1]), eps, fused=True)
+
+
+def split_matrices(model: nn.Module) -> tuple[list[tuple[Tensor, list[int]]], list[nn.Parameter]]:
+    """The matrices that Muon optimizes, with the rows of their stacked parts, and all other parameters."""
+    matrices = {
+        id(module.weight): (module.weight, module.parts)
+        for module in model.modules()
+        if isinstance(module, Linear) and module.role in MUON_ROLES and module.weight.requires_grad
+    }
+    return list(matrices.values()), [weight for weight in trainable(model) if id(weight) not in matrices]
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def decay_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class StableAdamWOptimizer(Optimizer):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float] = (0.9, 0.98), eps: float = 1e-6
+        self, groups: list[dict[str, Any]], lr: float, betas: Sequence[float] = (0.9, 0.98), eps: float = 1e-6
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.peak = lr

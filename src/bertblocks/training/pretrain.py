@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -26,10 +26,9 @@ from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
 from bertblocks.training.held_out import FilledMask, HeldOutEvaluator, UnigramBaseline, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
-from bertblocks.training.optimizers import get_optimizers
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
-from bertblocks.training.recipe import TRAINED_TOKENIZER_KEYS, Recipe
+from bertblocks.training.recipe import Recipe
 from bertblocks.training.run_folder import RunFolder, RunFolderError
 from bertblocks.training.state import Snapshot, TrainState
 from bertblocks.training.trackers import get_trackers
@@ -136,7 +135,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     trainer = Trainer(
         model,
         task,
-        lambda model: get_optimizers(model, recipe.optimizer),
+        recipe.optimizer.build,
         recipe.run,
         folder,
         world,
@@ -227,15 +226,17 @@ def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizer
 
 
 def run_folder(recipe: Recipe) -> RunFolder:
-    # version 0.1.0 also recorded the size of a trained tokenizer for a loaded one
-    unused = {f"tokenizer.{key}" for key in TRAINED_TOKENIZER_KEYS} if recipe.tokenizer_origin else set()
     return RunFolder(
-        recipe.folder,
-        RECIPE,
-        recipe.record(),
-        is_free=lambda key: is_free_key(key) or key in unused,
-        remedy=RUN_REMEDY,
+        recipe.folder, RECIPE, recipe.record(), is_free=is_free_key, remedy=RUN_REMEDY, upgrade=_upgrade_record
     )
+
+
+def _upgrade_record(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that an earlier version recorded, with keys that were renamed or added since."""
+    try:
+        return Recipe.model_validate(values).record()
+    except ValueError:  # a newer version wrote it, or its objects are not registered: any difference is reported
+        return values
 
 
 def is_free_key(key: str) -> bool:

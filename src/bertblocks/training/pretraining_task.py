@@ -31,6 +31,7 @@ class PretrainingTask(TrainingTask):
         self.plan = plan
         self.total_steps = plan.total_steps
         self.objectives = objectives  # one per phase
+        self.objective = objectives[0]  # of the current step
         self.held_out = held_out
         min_tokens = {source.name: source.min_tokens for source in recipe.corpus.sources}
         self.streams = [
@@ -64,7 +65,7 @@ class PretrainingTask(TrainingTask):
         return self.objectives[planned.phase.index].batch(items, self.seed, planned.progress)
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        return self.objectives[0].losses(model, batch)
+        return self.objective.losses(model, batch)
 
     def learning_rate(self, step: int) -> float:
         return self.plan.at(step).learning_rate
@@ -75,7 +76,9 @@ class PretrainingTask(TrainingTask):
         return max(self.micro_batch_tokens // self.plan.at(step).phase.length, 1)
 
     def before_step(self, model: Any, step: int) -> None:
-        theta = self.plan.at(step).phase.rope_theta
+        phase = self.plan.at(step).phase
+        self.objective = self.objectives[phase.index]
+        theta = phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             model.set_rope_theta(theta)
 

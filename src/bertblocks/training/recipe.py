@@ -9,24 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from bertblocks.core.plugins import load_plugins
 from bertblocks.core.registry import nearest
 from bertblocks.core.settings import RecipeError, Section, override, read_section, read_yaml
 from bertblocks.core.storage import why_unreadable
 from bertblocks.training.amounts import Amount
-from bertblocks.training.sections import (
-    WSD,
-    AdamW,
-    Corpus,
-    CorpusSource,
-    MaskedLM,
-    Model,
-    Objective,
-    Optimizer,
-    Phase,
-    Run,
-    Schedule,
-    Tokenizer,
-)
+from bertblocks.training.objective_sections import OBJECTIVES, MaskedLM, ObjectiveSection
+from bertblocks.training.optimizer_sections import OPTIMIZERS, AdamW, OptimizerSection
+from bertblocks.training.schedules import SCHEDULES, WSD, ScheduleSection
+from bertblocks.training.sections import Corpus, CorpusSource, Model, Phase, Run, Tokenizer
 
 #: Keys of a tokenizer that is trained.
 TRAINED_TOKENIZER_KEYS = {"kind", "vocab_size"}
@@ -49,9 +40,9 @@ class Recipe(Section):
     )
     tokenizer: Tokenizer = Tokenizer()
     corpus: Corpus = Corpus(sources=[CorpusSource(builtin="docstrings")])
-    objective: Objective = MaskedLM()
-    optimizer: Optimizer = AdamW(lr=2e-3)
-    schedule: Schedule = WSD()
+    objective: Annotated[ObjectiveSection, OBJECTIVES] = MaskedLM()
+    optimizer: Annotated[OptimizerSection, OPTIMIZERS] = AdamW(lr=2e-3)
+    schedule: Annotated[ScheduleSection, SCHEDULES] = WSD()
     phases: Annotated[list[Phase], Field(min_length=1)] = [
         Phase(duration=Amount(550, "steps"), length=128, batch_tokens=2048)
     ]
@@ -59,7 +50,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Recipe:
-        names = [source.name for source in self.corpus.sources]
+        names, objective = [source.name for source in self.corpus.sources], self.objective
         for index, phase in enumerate(self.phases):
             for name in phase.mixture or ():
                 if name not in names:
@@ -67,8 +58,14 @@ class Recipe(Section):
                         f"phases.{index}.mixture names {name!r}, which is not a source{nearest(name, names)}; "
                         f"the sources are {', '.join(names)}"
                     )
-            if phase.mask_rate is not None and not isinstance(self.objective, MaskedLM):
-                raise ValueError(f"phases.{index}.mask_rate has no meaning for objective {self.objective.kind}")
+            objective = phase.objective or objective
+            if phase.mask_rate is not None and "rate" not in type(objective).model_fields:
+                raise ValueError(f"phases.{index}.mask_rate has no meaning for objective {objective.kind}")
+            if objective.model_task != self.objective.model_task:
+                raise ValueError(
+                    f"phases.{index}.objective is {objective.kind}, which trains a {objective.model_task} model, but "
+                    f"objective {self.objective.kind} trains a {self.objective.model_task} model"
+                )
         return self
 
     @property
@@ -101,6 +98,7 @@ def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ())
         >>> read_recipe(overrides=["optimizer.lr=2e-3", "phases.0.duration=1M tokens"]).optimizer.lr
         0.002
     """
+    load_plugins()
     values, origin = _find("demo" if source is None else str(source))
     for assignment in overrides:
         override(Recipe, values, assignment)

@@ -26,6 +26,7 @@ class RunFolder:
     """A folder whose file `request_name` records the settings of its run. Without that file it must be empty.
 
     Keys for which `is_free` is true may change when a run continues. All keys may change while `has_begun` is false.
+    `upgrade` brings settings that an earlier version recorded to the form of this one.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class RunFolder:
         is_free: Callable[[str], bool] = lambda key: False,
         has_begun: Callable[[], bool] = lambda: True,
         remedy: str = "choose another folder",
+        upgrade: Callable[[dict[str, Any]], dict[str, Any]] = lambda request: request,
     ) -> None:
         self.path, self.request_name, self.request = path, request_name, request
-        self.is_free, self.has_begun, self.remedy = is_free, has_begun, remedy
+        self.is_free, self.has_begun, self.remedy, self.upgrade = is_free, has_begun, remedy, upgrade
         self._lock: int | None = None
 
     def check(self) -> None:
@@ -48,8 +50,9 @@ class RunFolder:
             if foreign is not None:
                 raise RunFolderError(f"{self.path} holds {foreign}, which does not belong to a run; {self.remedy}.")
             return
-        changed = differences(self._read_request(), dict(self.request), self.is_free) if self.has_begun() else []
-        for key, old, new in changed:
+        if not self.has_begun():
+            return
+        for key, old, new in differences(self.upgrade(self._read_request()), dict(self.request), self.is_free):
             raise RunFolderError(
                 f"{self.path} holds a run with {key} = {old!r}, but {key} is now {new!r}; {self.remedy}."
             )

@@ -1,14 +1,83 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules: the keys of each, and its formula."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
-from bertblocks.training.amounts import Amount
-from bertblocks.training.sections import WSD, Constant, Cosine, Linear
+from bertblocks.core.settings import Section, SectionRegistry, Share
+from bertblocks.training.amounts import Amount, AmountField
 
-ScheduleSection = Constant | Linear | Cosine | WSD
+#: Schedules by the name that `schedule.kind` can hold.
+SCHEDULES = SectionRegistry("schedule.kind", default="wsd")
+register_schedule = SCHEDULES.register
+#: Converts an amount to the unit in which a schedule advances: steps or tokens.
+Measure = Callable[[Amount], float]
+
+
+class ScheduleSection(Section):
+    """The keys that every schedule has. Subclass it for one of your own, with its formula in `factor`."""
+
+    kind: str = ""  # the name under which a subclass is registered
+    warmup: AmountField = Amount(0, "steps")
+    """The learning rate rises linearly over this amount."""
+
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        """The learning rate relative to the peak, after the warm-up, of a step that starts at `position` of `total`.
+
+        Both are in steps or both in tokens, and `measure` converts amounts to that unit.
+        """
+        raise NotImplementedError
+
+
+@register_schedule("constant")
+class Constant(ScheduleSection):
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        return 1.0
+
+
+@register_schedule("linear")
+class Linear(ScheduleSection):
+    final: Share = 0.0
+    """The final learning rate, relative to the peak."""
+    until: AmountField = Amount(100, "%")
+    """Where the final learning rate is reached. It stays constant from there."""
+
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        progress = _progress(position, measure(self.warmup), measure(self.until))
+        return self.final + (1 - self.final) * self.remaining(progress)
+
+    def remaining(self, progress: float) -> float:
+        return 1 - progress
+
+
+@register_schedule("cosine")
+class Cosine(Linear):
+    def remaining(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2
+
+
+@register_schedule("wsd")
+class WSD(ScheduleSection):
+    """Warmup, stable, decay (Hu et al., 2024)."""
+
+    warmup: AmountField = Amount(5, "%")
+    decay: AmountField = Amount(30, "%")
+    """The length of the final part, in which the learning rate decays."""
+    shape: Literal["linear", "sqrt"] = "sqrt"
+    """The shape of the decay: linear or 1 - sqrt."""
+    final: Share = 0.0
+
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        progress = _progress(position, total - measure(self.decay), total)
+        remaining = 1 - (math.sqrt(progress) if self.shape == "sqrt" else progress)
+        return self.final + (1 - self.final) * remaining
+
+
+def _progress(position: float, start: float, end: float) -> float:
+    """The finished share of the part from `start` to `end`."""
+    return min(max(position - start, 0.0) / max(end - start, 1e-9), 1.0)
 
 
 def counts_tokens(schedule: ScheduleSection) -> bool:
@@ -17,9 +86,7 @@ def counts_tokens(schedule: ScheduleSection) -> bool:
     return any(amount.unit == "tokens" for amount in amounts)
 
 
-def lr_factor(
-    schedule: ScheduleSection, before: float, after: float, total: float, measure: Callable[[Amount], float]
-) -> float:
+def lr_factor(schedule: ScheduleSection, before: float, after: float, total: float, measure: Measure) -> float:
     """The learning rate, relative to the peak, of a step that starts at `before` and ends at `after` out of `total`.
 
     All three are in steps or all in tokens, and `measure` converts amounts to that unit. Neither the first nor the last
@@ -31,19 +98,4 @@ def lr_factor(
         [0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.29, 0.13]
     """
     warmup = measure(schedule.warmup)
-    if after < warmup:
-        return after / warmup
-    if isinstance(schedule, Constant):
-        return 1.0
-    if isinstance(schedule, WSD):
-        start, end = total - measure(schedule.decay), total
-    else:
-        start, end = warmup, measure(schedule.until)
-    progress = min(max(before - start, 0.0) / max(end - start, 1e-9), 1.0)
-    if isinstance(schedule, Cosine):
-        remaining = (1 + math.cos(math.pi * progress)) / 2
-    elif isinstance(schedule, WSD) and schedule.shape == "sqrt":
-        remaining = 1 - math.sqrt(progress)
-    else:
-        remaining = 1 - progress
-    return schedule.final + (1 - schedule.final) * remaining
+    return after / warmup if after < warmup else schedule.factor(before, total, measure)

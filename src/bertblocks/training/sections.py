@@ -6,25 +6,14 @@ so a plan is exact before the run starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bertblocks.core.settings import Count, Positive, Section, Share
-from bertblocks.training.amounts import Amount, AmountField, Duration
-
-
-def _by_kind(default: str) -> Discriminator:
-    """Selects a section by its `kind`, which may be omitted."""
-
-    def read(value: Any) -> Any:
-        return value.get("kind", default) if isinstance(value, Mapping) else getattr(value, "kind", default)
-
-    return Discriminator(read)
-
-
-# ---------------------------------------------------------------------- sections
+from bertblocks.training.amounts import AmountField, Duration
+from bertblocks.training.objective_sections import OBJECTIVES, MaskRateSchedule, ObjectiveSection, Rate
+from bertblocks.training.schedules import SCHEDULES, ScheduleSection
 
 
 class Model(Section):
@@ -114,131 +103,6 @@ class Corpus(Section):
         return sources
 
 
-Rate = Annotated[float, Field(gt=0, lt=1)]
-
-
-class MaskRateSchedule(Section):
-    """A mask rate that moves from one value to another over a phase."""
-
-    start: Rate
-    end: Rate
-    kind: Literal["linear", "cosine"] = "linear"
-
-
-class MaskedLM(Section):
-    kind: Literal["masked_lm"] = "masked_lm"
-    rate: Rate | MaskRateSchedule = 0.3
-    """The share of tokens that is masked and predicted, constant or scheduled over each phase."""
-    mask_share: Share = 0.8
-    """The share of selected tokens that is replaced by [MASK]."""
-    random_share: Share = 0.1
-    """The share of selected tokens that is replaced by a random token. The rest stays unchanged."""
-    whole_word: bool = False
-    """Selects all tokens of a word together."""
-    spans: bool = False
-    """Selects spans of tokens (of words, with whole_word)."""
-    sentence_order: bool = False
-    """Adds sentence-order prediction (Lan et al., 2020)."""
-
-    @model_validator(mode="after")
-    def _shares(self) -> MaskedLM:
-        if self.mask_share + self.random_share > 1 + 1e-9:
-            shares = f"mask_share {self.mask_share} and random_share {self.random_share}"
-            raise ValueError(f"has {shares}; their sum must be at most 1")
-        return self
-
-
-class SentenceOrder(Section):
-    kind: Literal["sentence_order"]
-
-
-class MaskedDiffusion(Section):
-    kind: Literal["masked_diffusion"]
-
-
-Objective = Annotated[
-    Annotated[MaskedLM, Tag("masked_lm")]
-    | Annotated[SentenceOrder, Tag("sentence_order")]
-    | Annotated[MaskedDiffusion, Tag("masked_diffusion")],
-    _by_kind("masked_lm"),
-]
-
-
-class AdamW(Section):
-    kind: Literal["adamw"] = "adamw"
-    lr: Positive = 1e-3
-    """The peak learning rate."""
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.98]
-    eps: Positive = 1e-6
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled weight decay on matrices and embeddings. Norms, biases and scales do not decay."""
-    clip: Positive | None = 1.0
-    """The maximum global gradient norm. None means no clipping."""
-
-
-class StableAdamW(AdamW):
-    """AdamW with updates clipped per tensor (Wortsman et al., 2023), which makes gradient clipping unnecessary."""
-
-    kind: Literal["stable_adamw"]  # type: ignore[assignment]
-    clip: Positive | None = None
-
-
-class Muon(AdamW):
-    """Orthogonalized momentum (Jordan et al., 2024) for the matrices inside layers, and AdamW for all other parameters.
-
-    Updates are scaled to the size of AdamW's (Liu et al., 2025), so both share one learning rate and weight decay.
-    """
-
-    kind: Literal["muon"]  # type: ignore[assignment]
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-
-
-Optimizer = Annotated[
-    Annotated[AdamW, Tag("adamw")] | Annotated[StableAdamW, Tag("stable_adamw")] | Annotated[Muon, Tag("muon")],
-    _by_kind("adamw"),
-]
-
-
-class Constant(Section):
-    kind: Literal["constant"]
-    warmup: AmountField = Amount(0, "steps")
-    """The learning rate rises linearly over this amount."""
-
-
-class Linear(Section):
-    kind: Literal["linear"]
-    warmup: AmountField = Amount(0, "steps")
-    final: Share = 0.0
-    """The final learning rate, relative to the peak."""
-    until: AmountField = Amount(100, "%")
-    """Where the final learning rate is reached. It stays constant from there."""
-
-
-class Cosine(Linear):
-    kind: Literal["cosine"]  # type: ignore[assignment]
-
-
-class WSD(Section):
-    """Warmup, stable, decay (Hu et al., 2024)."""
-
-    kind: Literal["wsd"] = "wsd"
-    warmup: AmountField = Amount(5, "%")
-    decay: AmountField = Amount(30, "%")
-    """The length of the final part, in which the learning rate decays."""
-    shape: Literal["linear", "sqrt"] = "sqrt"
-    """The shape of the decay: linear or 1 - sqrt."""
-    final: Share = 0.0
-
-
-Schedule = Annotated[
-    Annotated[Constant, Tag("constant")]
-    | Annotated[Linear, Tag("linear")]
-    | Annotated[Cosine, Tag("cosine")]
-    | Annotated[WSD, Tag("wsd")],
-    _by_kind("wsd"),
-]
-
-
 class BatchWarmup(Section):
     """The batch grows linearly from `start` tokens to batch_tokens."""
 
@@ -258,6 +122,8 @@ class Phase(Section):
     """The tokens of a global batch, independent of the number of processes. Default: 4,096."""
     batch_warmup: BatchWarmup | None = None
     """Applies to this phase only."""
+    objective: Annotated[ObjectiveSection, OBJECTIVES] | None = None
+    """Another objective, for the same model."""
     mask_rate: Rate | MaskRateSchedule | None = None
     """Overrides the objective's rate."""
     rope_theta: Positive | None = None
@@ -266,7 +132,7 @@ class Phase(Section):
     """Weights of sources by name, which override their own. Sources that are not listed are not used."""
     lr: Positive | None = None
     """A new peak learning rate."""
-    schedule: Schedule | None = None
+    schedule: Annotated[ScheduleSection, SCHEDULES] | None = None
     """A schedule for this phase only. The recipe's schedule spans all phases without one."""
 
 

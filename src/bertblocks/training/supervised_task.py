@@ -18,8 +18,7 @@ from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.tables import DataError
 from bertblocks.training.amounts import Amount
 from bertblocks.training.finetune_defaults import Choices
-from bertblocks.training.schedules import ScheduleSection, lr_factor
-from bertblocks.training.sections import Constant, Cosine, Linear
+from bertblocks.training.schedules import Constant, Cosine, Linear, ScheduleSection, lr_factor
 from bertblocks.training.task import TrainingTask
 
 #: Many epochs of few examples are not all evaluated: early stopping would end them after a few steps.

@@ -8,9 +8,10 @@ from itertools import accumulate
 
 from bertblocks.core.settings import RecipeError
 from bertblocks.training.amounts import Amount
+from bertblocks.training.objective_sections import ObjectiveSection
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.schedules import ScheduleSection, counts_tokens, lr_factor
-from bertblocks.training.sections import BatchWarmup, MaskedLM, MaskRateSchedule
+from bertblocks.training.sections import BatchWarmup
 
 DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS = 128, 4096
 
@@ -63,7 +64,7 @@ class PhasePlan:
     name: str
     batches: BatchPlan
     length: int
-    mask_rate: float | MaskRateSchedule | None
+    objective: ObjectiveSection
     rope_theta: float | None
     mixture: dict[str, float]
     peak: float
@@ -154,14 +155,16 @@ def _tokens_after(phases: list[PhasePlan], steps: int) -> int:
 def _resolve(recipe: Recipe) -> list[PhasePlan]:
     plans: list[PhasePlan] = []
     length, batch_tokens, peak = DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS, recipe.optimizer.lr
-    mask_rate = recipe.objective.rate if isinstance(recipe.objective, MaskedLM) else None
+    objective = recipe.objective
     mixture = {source.name: source.weight for source in recipe.corpus.sources}
     theta = None
     step = token = 0
     for index, phase in enumerate(recipe.phases):
         length, batch_tokens = phase.length or length, phase.batch_tokens or batch_tokens
         peak, theta = phase.lr or peak, phase.rope_theta or theta
-        mask_rate, mixture = phase.mask_rate or mask_rate, phase.mixture or mixture
+        objective, mixture = phase.objective or objective, phase.mixture or mixture
+        if phase.mask_rate is not None:
+            objective = objective.model_copy(update={"rate": phase.mask_rate})
         if batch_tokens < length:
             raise RecipeError(
                 f"phases.{index}: batch_tokens is {batch_tokens}, less than one row of length {length}; raise it."
@@ -173,7 +176,7 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
                 name=phase.name or f"phase {index + 1}",
                 batches=batches,
                 length=length,
-                mask_rate=mask_rate,
+                objective=objective,
                 rope_theta=theta,
                 mixture=mixture,
                 peak=peak,

@@ -1,0 +1,163 @@
+"""The objectives that a recipe can name, with their keys. `objectives/` holds what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bertblocks.core.settings import Section, SectionRegistry, Share
+
+if TYPE_CHECKING:
+    from bertblocks.config import BertBlocksConfig
+    from bertblocks.objectives import Objective
+    from bertblocks.text.vocabulary import Vocabulary
+
+#: Objectives by the name that `objective.kind` can hold.
+OBJECTIVES = SectionRegistry("objective.kind", default="masked_lm")
+register_objective = OBJECTIVES.register
+
+Rate = Annotated[float, Field(gt=0, lt=1)]
+
+
+class ObjectiveSection(Section):
+    """What every objective defines. Subclass it for one of your own."""
+
+    kind: str = ""  # the name under which a subclass is registered
+
+    @property
+    def model_task(self) -> str:
+        """The task model that the objective trains, as a key of `TASK_MODELS`."""
+        return "masked-lm"
+
+    @property
+    def labelled_share(self) -> float:
+        """The share of tokens that reaches the prediction head, to estimate costs."""
+        return 1.0
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        """The objective of a phase."""
+        raise NotImplementedError
+
+    def prepare_model(self, model: Any) -> None:
+        """Changes a new model before it is trained, such as freezing what the objective does not train."""
+        return
+
+
+class MaskRateSchedule(Section):
+    """A mask rate that moves from one value to another over a phase."""
+
+    start: Rate
+    end: Rate
+    kind: Literal["linear", "cosine"] = "linear"
+
+
+@register_objective("masked_lm")
+class MaskedLM(ObjectiveSection):
+    rate: Rate | MaskRateSchedule = 0.3
+    """The share of tokens that is masked and predicted, constant or scheduled over each phase."""
+    mask_share: Share = 0.8
+    """The share of selected tokens that is replaced by [MASK]."""
+    random_share: Share = 0.1
+    """The share of selected tokens that is replaced by a random token. The rest stays unchanged."""
+    masking: str = "token"
+    """What is selected together: token, word, span (of tokens), word_span, or a registered masking."""
+    masking_options: dict[str, Any] = {}
+    """Keyword arguments of a registered masking."""
+    sentence_order: bool = False
+    """Adds sentence-order prediction (Lan et al., 2020)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_keys(cls, values: Any) -> Any:
+        """`whole_word` and `spans` are the keys of 0.1.0."""
+        if not isinstance(values, Mapping) or not {"whole_word", "spans"} & set(values):
+            return values
+        values = dict(values)
+        units = [name for key, name in (("whole_word", "word"), ("spans", "span")) if values.pop(key, False)]
+        return values if not units else {"masking": "_".join(units), **values}
+
+    @field_validator("masking")
+    @classmethod
+    def _is_registered(cls, name: str) -> str:
+        from bertblocks.objectives.maskings import MASKINGS
+
+        if name not in MASKINGS:
+            raise ValueError(MASKINGS.describe_unknown(name))
+        return name
+
+    @model_validator(mode="after")
+    def _check(self) -> MaskedLM:
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            shares = f"mask_share {self.mask_share} and random_share {self.random_share}"
+            raise ValueError(f"has {shares}; their sum must be at most 1")
+        if self.masking_options:
+            from bertblocks.objectives.maskings import check_options
+
+            check_options(self.masking, self.masking_options)
+        return self
+
+    @property
+    def model_task(self) -> str:
+        return "pretraining" if self.sentence_order else "masked-lm"
+
+    @property
+    def labelled_share(self) -> float:
+        return (self.rate.start + self.rate.end) / 2 if isinstance(self.rate, MaskRateSchedule) else self.rate
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+        from bertblocks.objectives.maskings import get_masking
+
+        rate = self.rate
+        masking = objectives.MaskedLanguageModeling(
+            vocabulary,
+            objectives.RateSchedule(rate.start, rate.end, rate.kind) if isinstance(rate, MaskRateSchedule) else rate,
+            self.mask_share,
+            self.random_share,
+            get_masking(self.masking, self.masking_options),
+        )
+        if not self.sentence_order:
+            return masking
+        return objectives.SentenceOrder(vocabulary, masking, config.type_vocab_size >= 2)
+
+
+@register_objective("sentence_order")
+class SentenceOrder(ObjectiveSection):
+    @property
+    def model_task(self) -> str:
+        return "pretraining"
+
+    @property
+    def labelled_share(self) -> float:
+        return 0.0
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.SentenceOrder(vocabulary, token_types=config.type_vocab_size >= 2)
+
+    def prepare_model(self, model: Any) -> None:
+        """Freezes the masked-LM head and the decoder's bias, which sentence order alone does not train."""
+        head = [*([] if model.head is None else model.head.parameters()), *model.decoder.parameters()]
+        shared = {id(parameter) for parameter in model.base_model.parameters()}
+        for parameter in head:
+            if id(parameter) not in shared:
+                parameter.requires_grad_(False)
+
+
+@register_objective("masked_diffusion")
+class MaskedDiffusion(ObjectiveSection):
+    @property
+    def model_task(self) -> str:
+        return "masked-diffusion"
+
+    @property
+    def labelled_share(self) -> float:
+        return 0.5
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.MaskedDiffusion(vocabulary, config.diffusion_min_time)

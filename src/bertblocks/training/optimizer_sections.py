@@ -1,0 +1,74 @@
+"""The optimizers that a recipe can name, with their keys. Their updates are in `training/optimizers.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from bertblocks.core.settings import Positive, Section, SectionRegistry
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+#: Optimizers by the name that `optimizer.kind` can hold.
+OPTIMIZERS = SectionRegistry("optimizer.kind", default="adamw")
+register_optimizer = OPTIMIZERS.register
+
+
+class OptimizerSection(Section):
+    """The keys that every optimizer has. Subclass it for one of your own, and build it in `build`."""
+
+    kind: str = ""  # the name under which a subclass is registered
+    lr: Positive = 1e-3
+    """The peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay on matrices and embeddings. Norms, biases and scales do not decay."""
+    clip: Positive | None = 1.0
+    """The maximum global gradient norm. None means no clipping."""
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that together update every trainable parameter exactly once."""
+        raise NotImplementedError
+
+
+@register_optimizer("adamw")
+class AdamW(OptimizerSection):
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.98]
+    eps: Positive = 1e-6
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        from bertblocks.training.optimizers import build_adamw, trainable
+
+        return [build_adamw(trainable(model), self.lr, self.betas, self.eps, self.weight_decay)]
+
+
+@register_optimizer("stable_adamw")
+class StableAdamW(AdamW):
+    """AdamW with updates clipped per tensor (Wortsman et al., 2023), which makes gradient clipping unnecessary."""
+
+    clip: Positive | None = None
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        from bertblocks.training.optimizers import StableAdamWOptimizer, decay_groups, trainable
+
+        groups = decay_groups(trainable(model), self.weight_decay)
+        return [StableAdamWOptimizer(groups, self.lr, self.betas, self.eps)]
+
+
+@register_optimizer("muon")
+class Muon(AdamW):
+    """Orthogonalized momentum (Jordan et al., 2024) for the matrices inside layers, and AdamW for all other parameters.
+
+    Updates are scaled to the size of AdamW's (Liu et al., 2025), so both share one learning rate and weight decay.
+    """
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+
+    def build(self, model: nn.Module) -> list[Optimizer]:
+        from bertblocks.training.optimizers import MuonOptimizer, build_adamw, split_matrices
+
+        matrices, others = split_matrices(model)
+        muon = [MuonOptimizer(matrices, self.lr, self.momentum, self.weight_decay)] if matrices else []
+        return [*muon, build_adamw(others, self.lr, self.betas, self.eps, self.weight_decay)]
