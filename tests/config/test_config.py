@@ -1080,7 +1080,7 @@ def test_a_saved_config_contains_only_keys() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 10,000."),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be at most 1,000."),
         ({"num_labels": 10**8}, "num_labels is 100000000; it must be at most 1,000,000."),
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000; it must be at most 16,777,216."),
         ({"head_dim": 2**64}, "head_dim is 18446744073709551616; it must be at most 1,048,576."),
