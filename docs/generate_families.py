@@ -141,10 +141,19 @@ them by other keys of their config and runs none of their code.
 Jina v3 holds LoRA adapters for tasks. `from_huggingface(path, adapter="retrieval.query")` merges one into the weights;
 without `adapter` you get the encoder that all of them change. It is written in transformers' layout.
 
+## DeBERTa
+
+v2 and v3 share the `model_type` `deberta-v2`. v3 is a discriminator; `task="replaced-token-detection"` reads its head
+(`mask_predictions`), for which transformers has no class. If a config does not say `legacy: false`, transformers starts
+a new masked-LM head, even if the file has one in the newer layout (`lm_predictions`); BertBlocks reads it. Float labels
+of a sequence classifier without a `problem_type` mean several labels here and a distribution over classes in
+transformers.
+
 ## What is not kept
 
-- An ELECTRA discriminator is read as an encoder. BertBlocks has no head for replaced token detection, so it drops that
-  head with a warning.
+- DeBERTa in transformers has two layouts of the masked-LM head. BertBlocks reads both and writes the newer one, as the
+  published checkpoints have it (`lm_predictions`), unless the decoder is not tied or the embeddings are narrower than
+  the layers. A position table that a DeBERTa config does not use is dropped.
 - A `ForPreTraining` checkpoint of ALBERT or Nomic BERT is read as a masked-LM model. Its sentence-order or
   next-sentence head and its pooler are dropped with a warning.
 - If you read a checkpoint for another task, its own head is not read.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bertblocks.models import BertBlocksForMaskedLM as BertBlocksForMaskedLM
     from bertblocks.models import BertBlocksForPreTraining as BertBlocksForPreTraining
     from bertblocks.models import BertBlocksForQuestionAnswering as BertBlocksForQuestionAnswering
+    from bertblocks.models import BertBlocksForReplacedTokenDetection as BertBlocksForReplacedTokenDetection
     from bertblocks.models import BertBlocksForSequenceClassification as BertBlocksForSequenceClassification
     from bertblocks.models import BertBlocksForTokenClassification as BertBlocksForTokenClassification
     from bertblocks.models import BertBlocksModel as BertBlocksModel
@@ -62,6 +63,7 @@ _HOMES = {
     "BertBlocksForMaskedLM": "models",
     "BertBlocksForPreTraining": "models",
     "BertBlocksForQuestionAnswering": "models",
+    "BertBlocksForReplacedTokenDetection": "models",
     "BertBlocksForSequenceClassification": "models",
     "BertBlocksForTokenClassification": "models",
     "BertBlocksModel": "models",

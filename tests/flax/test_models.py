@@ -374,6 +374,12 @@ def test_blocks_that_exist_only_in_torch_raise(monkeypatch: pytest.MonkeyPatch) 
     register_norm("mine")(torch.nn.Identity)
     with pytest.raises(ConfigError, match="norm_fn is 'mine', which exists only in torch; "):
         ours.FlaxBertBlocksModel(tiny_config(norm_fn="mine"))
+    with pytest.raises(ConfigError, match="block_pos_enc_kind is 'disentangled', which exists only in torch; "):
+        ours.FlaxBertBlocksModel(tiny_config(block_pos_enc_kind="disentangled"))
+    with pytest.raises(ConfigError, match="attention_key_bias is False, which exists only in torch; "):
+        ours.FlaxBertBlocksModel(tiny_config(attention_key_bias=False))
+    with pytest.raises(ConfigError, match="input_conv_size is 3, which exists only in torch; "):
+        ours.FlaxBertBlocksModel(tiny_config(input_conv_size=3))
     with pytest.raises(ConfigError, match="hidden_act is 'xielu'"):
         ours.FlaxBertBlocksModel(tiny_config(layer_overrides={1: {"hidden_act": "xielu"}}))
     with pytest.raises(ConfigError, match="task is 'masked-diffusion'; "):

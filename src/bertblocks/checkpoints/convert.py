@@ -109,9 +109,9 @@ def convert(
         )
         carried = copy_files(folder, scratch, allow_pickle, keep_tokenizer=target_family != OWN)
         # at most two models are in memory at a time
-        reference = model if _is_ours(source_family) else _open_natively(folder, source_family, task)
+        reference = model if _is_ours(source_family, task) else _open_natively(folder, source_family, task)
         del model
-        if _is_ours(target_family):
+        if _is_ours(target_family, task):
             result: nn.Module = load_trained(scratch, task)[0]
         else:
             result = _open_natively(scratch, target_family, task)
@@ -198,9 +198,9 @@ def _is_inside(path: Path, source: Path) -> bool:
 # ---------------------------------------------------------------------- the proof
 
 
-def _is_ours(family: str) -> bool:
-    """True if only BertBlocks opens checkpoints of a family."""
-    return family == OWN or not FAMILIES[family].in_transformers
+def _is_ours(family: str, task: str) -> bool:
+    """True if only BertBlocks opens a family's checkpoints of a task."""
+    return family == OWN or not FAMILIES[family].opens(task)
 
 
 def _open_natively(folder: Path, family: str, task: str) -> nn.Module:

@@ -106,18 +106,18 @@ AXES: dict[str, str] = {
     r"mlp\.up\.weight": "up <hidden",
     r"mlp\.(up\.bias|suv)": "up",
     r"mlp\.down\.weight": "hidden <inner",
-    r"(attention\.out|mlp\.down|pooler\.dense|classifier_head\.dense)\.bias": "hidden",
+    r"(attention\.out|mlp\.down|(pooler|classifier_head|detector_head)\.dense)\.bias": "hidden",
     r"(attention|mlp)_alpha": "hidden",
-    r"(pooler|classifier_head)\.dense\.weight": "hidden <hidden",
-    r"(pre_norm|post_norm|final_norm|classifier_head\.norm)\.(weight|bias)": "hidden",
+    r"(pooler|classifier_head|detector_head)\.dense\.weight": "hidden <hidden",
+    r"(pre_norm|post_norm|final_norm|(classifier_head|detector_head)\.norm)\.(weight|bias)": "hidden",
     r"norm\.alpha": "same",
     r"\bhead\.inner\.weight": "head <hidden",
     r"\bhead\.inner\.bias": "head",
     r"\bhead\.dense\.weight": "embedding <head",
     r"\bhead\.(dense\.bias|norm\.weight|norm\.bias)": "embedding",
     r"\bdecoder\.weight": "same <embedding",
-    r"\b(order|classifier|tagger|spans)\.weight": "same <hidden",
-    r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans)\.bias)": "same",
+    r"\b(order|classifier|tagger|spans|detector)\.weight": "same <hidden",
+    r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans|detector)\.bias)": "same",
 }
 #: The config key for the size of an axis that is tiled directly.
 SIZE_OF = {

@@ -6,7 +6,12 @@ from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 
 #: The commands of tasks, which make shorter columns.
-SHORT_NAMES = {"sequence-classification": "classify", "token-classification": "tag", "question-answering": "answer"}
+SHORT_NAMES = {
+    "replaced-token-detection": "detect",
+    "sequence-classification": "classify",
+    "token-classification": "tag",
+    "question-answering": "answer",
+}
 
 
 def families(as_json: AsJson = False) -> None:

@@ -15,6 +15,7 @@ TaskName = Literal[
     "base",
     "masked-lm",
     "pretraining",
+    "replaced-token-detection",
     "sequence-classification",
     "token-classification",
     "question-answering",

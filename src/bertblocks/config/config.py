@@ -246,6 +246,9 @@ class BertBlocksConfig(PreTrainedConfig):
     mlm_head_size: int | None = None
     #: Whether the masked-LM decoder has a bias.
     decoder_bias: bool = True
+    #: Whether the head for replaced token detection reads the norm of each token plus the first one, as in DeBERTaV3,
+    #: instead of each token, as in ELECTRA. Implied: true if block_pos_enc_kind is disentangled.
+    detector_norm: bool = IMPLIED
     #: How a sequence classifier pools tokens: the first token (cls), or the mean or max of all.
     classifier_pooling: str = "cls"
     #: Head before the final linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
@@ -389,6 +392,7 @@ class BertBlocksConfig(PreTrainedConfig):
             "tie_word_embeddings": not self.ngpt,
             "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),
             "attention_key_bias": self.attention_qkv_bias,
+            "detector_norm": self.block_pos_enc_kind == "disentangled",
             "num_kv_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
             "attention_scale": self._implied_scale(),

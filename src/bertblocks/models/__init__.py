@@ -17,6 +17,7 @@ from bertblocks.models.masked_lm import BertBlocksForMaskedLM
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.models.pretraining import BertBlocksForPreTraining
 from bertblocks.models.question_answering import BertBlocksForQuestionAnswering
+from bertblocks.models.replaced_token_detection import BertBlocksForReplacedTokenDetection
 from bertblocks.models.sequence_classification import BertBlocksForSequenceClassification
 from bertblocks.models.token_classification import BertBlocksForTokenClassification
 
@@ -36,6 +37,7 @@ TASK_MODELS: dict[str, type[BertBlocksPreTrainedModel]] = {
     "base": BertBlocksModel,
     "masked-lm": BertBlocksForMaskedLM,
     "pretraining": BertBlocksForPreTraining,
+    "replaced-token-detection": BertBlocksForReplacedTokenDetection,
     "sequence-classification": BertBlocksForSequenceClassification,
     "token-classification": BertBlocksForTokenClassification,
     "question-answering": BertBlocksForQuestionAnswering,
@@ -48,6 +50,7 @@ __all__ = [
     "BertBlocksForMaskedLM",
     "BertBlocksForPreTraining",
     "BertBlocksForQuestionAnswering",
+    "BertBlocksForReplacedTokenDetection",
     "BertBlocksForSequenceClassification",
     "BertBlocksForTokenClassification",
     "BertBlocksModel",

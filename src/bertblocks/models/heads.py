@@ -7,7 +7,19 @@ from collections.abc import Collection
 from transformers import PreTrainedModel
 
 #: Parts of task models. The checkpoint of another task may lack any of them as a whole, or have ones that are not used.
-HEAD_PARTS = {"pooler", "head", "classifier_head", "decoder", "logit_scale", "classifier", "tagger", "spans", "order"}
+HEAD_PARTS = {
+    "pooler",
+    "head",
+    "classifier_head",
+    "decoder",
+    "logit_scale",
+    "classifier",
+    "tagger",
+    "spans",
+    "order",
+    "detector_head",
+    "detector",
+}
 
 
 def find_fresh_heads(model: PreTrainedModel, missing: Collection[str]) -> tuple[list[str], list[str]]:

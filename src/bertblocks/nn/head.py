@@ -120,6 +120,25 @@ class DenseHead(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
+class DetectorHead(nn.Module):
+    """act(dense(x)) on every token, as in ELECTRA; with a norm act(dense(N(x + first token))), as in DeBERTaV3."""
+
+    def __init__(self, hidden_size: int, activation: str, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.norm = norm
+        self.dense = Linear(hidden_size, hidden_size, bias=True, role="head")
+        self.activation = get_activation(activation)
+
+    def forward(self, x: Tensor, layout: SequenceLayout) -> Tensor:
+        if self.norm is not None:
+            x = self.norm(x + x[layout.first_tokens[layout.sequence_ids]])
+        return self.activation(self.dense(x))
+
+
+def get_detector_head(config: BertBlocksConfig) -> DetectorHead:
+    return DetectorHead(config.hidden_size, config.hidden_act, get_norm(config) if config.detector_norm else None)
+
+
 def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
     if not config.mlm_head_dense:
         return None

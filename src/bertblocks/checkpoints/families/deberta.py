@@ -198,8 +198,12 @@ DEBERTA_V2 = replace(
     DEBERTA,
     name="deberta-v2",
     config_class="DebertaV2Config",
-    model_classes={task: name.replace("Deberta", "DebertaV2") for task, name in DEBERTA.model_classes.items()},
-    fixed={"pooler": False, "classifier_head": "dense"},
+    model_classes={
+        **{task: name.replace("Deberta", "DebertaV2") for task, name in DEBERTA.model_classes.items()},
+        # v3's discriminator, which transformers does not have
+        "replaced-token-detection": "ReplacedTokenDetectionModel",
+    },
+    fixed={"pooler": False, "classifier_head": "dense", "detector_norm": True},
     read_rest=read_v2,
     write_rest=write_v2,
     encoder_rules=(
@@ -211,4 +215,13 @@ DEBERTA_V2 = replace(
         rule(f"{OURS}.position.key", f"{SELF}.pos_key_proj"),
         rule(f"{OURS}.position.query", f"{SELF}.pos_query_proj"),
     ),
+    head_rules={
+        **DEBERTA.head_rules,
+        "replaced-token-detection": (
+            rule("detector_head.norm", "mask_predictions.LayerNorm"),
+            rule("detector_head.dense", "mask_predictions.dense"),
+            rule("detector", "mask_predictions.classifier"),
+        ),
+    },
+    renamed={**DEBERTA.renamed, r"^mask_predictions\.classifer\.": "mask_predictions.classifier."},
 )

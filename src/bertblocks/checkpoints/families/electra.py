@@ -1,7 +1,4 @@
-"""ELECTRA (Clark et al., 2020), generator or discriminator: BERT with embeddings narrower than its layers.
-
-BertBlocks has no head for replaced token detection, so a discriminator is read as an encoder.
-"""
+"""ELECTRA (Clark et al., 2020), generator or discriminator: BERT with embeddings narrower than its layers."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ ELECTRA = Family(
     model_classes={
         "base": "ElectraModel",
         "masked-lm": "ElectraForMaskedLM",
+        "replaced-token-detection": "ElectraForPreTraining",
         "sequence-classification": "ElectraForSequenceClassification",
         "token-classification": "ElectraForTokenClassification",
         "question-answering": "ElectraForQuestionAnswering",
     },
-    aliases={"ElectraForPreTraining": "base"},
     prefix="electra",
     keys={**BERT.keys, "embedding_size": "embedding_size"},
     # both heads use gelu, whatever the layers use
@@ -47,6 +44,10 @@ ELECTRA = Family(
             rule("head.norm", "generator_predictions.LayerNorm"),
             rule("decoder", "generator_lm_head"),
         ),
+        "replaced-token-detection": (
+            rule("detector_head.dense", "discriminator_predictions.dense"),
+            rule("detector", "discriminator_predictions.dense_prediction"),
+        ),
         "sequence-classification": (
             rule("classifier_head.dense", "classifier.dense"),
             rule("classifier", "classifier.out_proj"),
@@ -54,5 +55,5 @@ ELECTRA = Family(
         "token-classification": (rule("tagger", "classifier"),),
         "question-answering": (rule("spans", "qa_outputs"),),
     },
-    ignored=(r"position_ids$", r"^discriminator_predictions\."),
+    ignored=(r"position_ids$",),
 )

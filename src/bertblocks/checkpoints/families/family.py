@@ -157,6 +157,10 @@ class Family:
     def in_transformers(self) -> bool:
         return isinstance(self.config_class, str)
 
+    def opens(self, task: str) -> bool:
+        """Whether transformers has a class for a task of this family."""
+        return self.in_transformers and hasattr(transformers, self.model_classes[task])
+
     # ------------------------------------------------------------------ config
 
     def read_config(self, theirs: PreTrainedConfig) -> BertBlocksConfig:
@@ -213,8 +217,9 @@ class Family:
 
     def make_model(self, config: PreTrainedConfig, task: str, has_pooler: bool) -> PreTrainedModel:
         """A transformers model whose weights are still to be set."""
-        if not self.in_transformers:
-            raise ConfigError(f"transformers has no {self.name} models; save_huggingface writes a checkpoint folder.")
+        if not self.opens(task):
+            what = f"{self.name} models" if not self.in_transformers else f"class for {task} in the {self.name} family"
+            raise ConfigError(f"transformers has no {what}; save_huggingface writes a checkpoint folder.")
         model_class = getattr(transformers, self.model_classes[task])
         if task == "base" and self.pooler_option is not None:
             return model_class(config, **{self.pooler_option: has_pooler})
