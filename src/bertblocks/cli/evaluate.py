@@ -12,7 +12,13 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
-Kind = Literal["glue", "classify", "tag", "answer", "embed", "pppl", "needle"]
+Kind = Literal["classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag"]
+#: Suites by name: the function that runs them, whether they fine-tune, and the title of their table.
+SUITES = {
+    "glue": ("bertblocks.evaluation.glue:run_glue", True, "GLUE, development sets"),
+    "superglue": ("bertblocks.evaluation.superglue:run_superglue", True, "SuperGLUE, validation sets"),
+    "swag": ("bertblocks.evaluation.swag:run_swag", True, "SWAG, validation set"),
+}
 
 
 def evaluate(
@@ -28,7 +34,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Examples as for finetune; texts for pppl (lines of .txt, or a table with a text column) and, as "
-            "filler, for needle; GLUE's folder or its name for datasets."
+            "filler, for needle; the folder of a suite's files, or GLUE's name for datasets."
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
@@ -39,8 +45,8 @@ def evaluate(
     Several models are compared with the first on the same examples, with a paired bootstrap.
 
     Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
-    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20; glue takes tasks=[rte,mrpc],
-    from_mnli=false, output=FOLDER and settings of finetune classify.
+    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue and swag
+    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune.
     """
     import transformers
 
@@ -49,18 +55,19 @@ def evaluate(
     names = [argument for argument in models if "=" not in argument]
     try:
         settings = read_settings(
-            [argument for argument in models if "=" in argument], None if task in ("glue", "needle") else task
+            [argument for argument in models if "=" in argument],
+            None if task in SUITES or task == "needle" else task,
         )
         if not names:
             fail("MODEL is missing; give at least one model.")
-        if int8 and task in ("glue", "needle"):
+        if int8 and (task in SUITES or task == "needle"):
             fail(f"--int8 works with tasks on files, not with {task}.")
-        if task == "glue":
-            _glue(names, data, settings, as_json)
-        elif task == "needle":
+        if task == "needle":
             _needle(names, data, settings, as_json)
-        elif data is None:
-            fail(f"--data is missing; {task} needs a file.")
+        elif data is None and task != "glue":
+            fail(f"--data is missing; {task} needs a {'folder' if task in SUITES else 'file'}.")
+        elif task in SUITES:
+            _suite(task, names, data, settings, as_json)
         else:
             _files(task, names, data, int8, settings, as_json)
     except (OSError, ValueError, TypeError) as error:
@@ -114,22 +121,37 @@ def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_jso
         print_table(console, f"{name}: facts found (by chance {result.chance:.2f})", table)
 
 
-def _glue(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
-    from bertblocks.evaluation.glue import DATASET, run_glue
+def _suite(task: str, names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
+    from importlib import import_module
 
-    output = settings.pop("output", "runs/glue")
-    done = {
-        name: run_glue(
-            name, data or DATASET, f"{output}/{name.strip('/').replace('/', '-')}", progress=True, **settings
-        )
-        for name in names
-    }
+    from bertblocks.evaluation.suite import SuiteResult, mean_score
+
+    target, finetunes, title = SUITES[task]
+    module, _, function = target.partition(":")
+    run = getattr(import_module(module), function)
+    output = settings.pop("output", f"runs/{task}") if finetunes else None
+    if data is not None:
+        settings["data"] = data
+    done: dict[str, list[SuiteResult]] = {}
+    for name in names:
+        place = {"output": f"{output}/{name.strip('/').replace('/', '-')}"} if finetunes else {}
+        done[name] = run(name, **place, **settings, progress=True)
     if as_json:
-        print_json({name: [asdict(result) for result in results] for name, results in done.items()})
+        lists = {name: [asdict(result) for result in results] for name, results in done.items()}
+        models = [{"model": name, "mean": mean_score(done[name]), "tasks": tasks} for name, tasks in lists.items()]
+        print_json(lists if task == "glue" else {"models": models})
         return
-    tasks = [result.task for result in done[names[0]]]
-    table = make_table(["model", *tasks, "mean"])
+    console = make_console()
+    has_mean = sum(result.in_mean for result in done[names[0]]) > 1
+    table = make_table(["model", *(result.task for result in done[names[0]]), *(["mean"] if has_mean else [])])
     for name, results in done.items():
-        scores = [result.score for result in results]
-        table.add_row(name, *(f"{score:.1f}" for score in scores), f"{sum(scores) / len(scores):.1f}")
-    print_table(make_console(), "GLUE, development sets", table)
+        means = [mean_score(results)] if has_mean else []
+        table.add_row(name, *(f"{score:.1f}" for score in [*(result.score for result in results), *means]))
+    print_table(console, title, table)
+    for name, results in done.items():
+        for result in results:
+            metrics = list(dict.fromkeys(metric for scores in result.parts.values() for metric in scores))
+            table = make_table(["part", *metrics])
+            for part, scores in result.parts.items():
+                table.add_row(part, *(f"{scores[metric]:.4f}" if metric in scores else "" for metric in metrics))
+            print_table(console, f"{name}: {result.task}", table)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertblocks.core.registry import nearest
 from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.evaluation.suite import SuiteResult, choose, finetune_once
 from bertblocks.tasks.base import Scores
 from bertblocks.text.tables import DataError
-from bertblocks.training.finetune import finetune, is_finished
 
 #: The name of GLUE in the `datasets` library.
 DATASET = "nyu-mll/glue"
@@ -107,15 +106,6 @@ BATCH_SIZE = 64
 WARMUP = 0.1
 
 
-@dataclass(frozen=True)
-class GlueResult:
-    """The scores of a task by split, and its score in a GLUE table."""
-
-    task: str
-    parts: dict[str, Scores]
-    score: float
-
-
 def run_glue(
     model: str | Path,
     data: str | Path = DATASET,
@@ -124,16 +114,13 @@ def run_glue(
     from_mnli: bool = True,
     progress: bool = False,
     **settings: Any,
-) -> list[GlueResult]:
+) -> list[SuiteResult]:
     """Fine-tunes a model on GLUE tasks (default: all) and scores it on their development splits.
 
     MNLI comes first, and RTE, MRPC and STS-B start from its model unless `from_mnli` is False or MNLI is not selected.
     `settings` override the published settings in every task. Finished tasks are not run again.
     """
-    for name in tasks:
-        if name not in TASKS:
-            raise DataError(f"{name!r} is not a GLUE task{nearest(name, TASKS)}; the tasks are {', '.join(TASKS)}.")
-    chosen = sorted(tasks or TASKS, key=lambda name: (name != "mnli", list(TASKS).index(name)))
+    chosen = sorted(choose("GLUE task", tasks, TASKS), key=lambda name: (name != "mnli", list(TASKS).index(name)))
     results = []
     for name in chosen:
         task, folder = TASKS[name], Path(output) / name
@@ -152,12 +139,8 @@ def run_glue(
             "method": "full",
             "head": "random",
         }
-        arguments = ("classify", start, parts["train"], parts[task.evaluated[0]])
-        options = {**published, **reading, **settings}
-        if not is_finished(folder, *arguments, **options):
-            done = finetune(*arguments, folder, progress=progress, **options)
-            if done.signal is not None:
-                raise KeyboardInterrupt
+        files = (parts["train"], parts[task.evaluated[0]])
+        finetune_once("classify", start, *files, folder, progress, **{**published, **reading, **settings})
         scores = {part: evaluate("classify", folder, parts[part], **reading).scores for part in task.evaluated}
-        results.append(GlueResult(name, scores, sum(map(task.score, scores.values())) / len(scores)))
+        results.append(SuiteResult(name, scores, sum(map(task.score, scores.values())) / len(scores)))
     return results
