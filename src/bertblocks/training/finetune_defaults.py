@@ -12,7 +12,8 @@ from bertblocks.tasks.settings import FineTuneSettings
 VERSION = 2
 #: Learning rates by the number of parameters inside layers, close to published values. Small models need larger ones.
 LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
-#: For weights that already do almost what the task asks: embeddings of a sentence encoder.
+#: For weights that already do almost what the task asks: embeddings of a sentence encoder. The few-shot method, which
+#: trains embeddings too, has the same learning rate.
 GENTLE_RATE, GENTLE_EPOCHS = 2e-5, 3
 #: Below this many examples, batches are smaller and learning rates are at most `FEW_RATE`.
 FEW_EXAMPLES, FEW_RATE = 1000, 1e-4
@@ -67,10 +68,13 @@ def choose(
     if version is not None:
         is_small = examples < FEW_EXAMPLES
         batch_size = 16 if is_small else 32
+        if is_gentle or method == "few-shot":
+            rate = min(rate, GENTLE_RATE)
+        elif is_small:
+            rate = min(rate, FEW_RATE)
         if is_gentle:
-            rate, epochs = min(rate, GENTLE_RATE), GENTLE_EPOCHS
+            epochs = GENTLE_EPOCHS
         else:
-            rate = min(rate, FEW_RATE) if is_small else rate
             wanted = math.ceil(MIN_STEPS * (settings.batch_size or batch_size) / examples)
             epochs = max(epochs, min(MAX_EPOCHS, wanted))
     return Choices(
