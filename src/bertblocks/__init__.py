@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bertblocks.nn.activation import register_activation as register_activation
     from bertblocks.nn.backends import AttentionBackend as AttentionBackend
     from bertblocks.nn.backends import register_backend as register_backend
+    from bertblocks.nn.gate import register_gate as register_gate
     from bertblocks.nn.layout import SequenceLayout as SequenceLayout
     from bertblocks.nn.mlp import register_mlp as register_mlp
     from bertblocks.nn.norm import register_norm as register_norm
@@ -85,6 +86,7 @@ _HOMES = {
     "register_activation": "nn.activation",
     "register_backend": "nn.backends",
     "register_masking": "objectives.maskings",
+    "register_gate": "nn.gate",
     "register_mlp": "nn.mlp",
     "register_norm": "nn.norm",
     "register_objective": "training.objective_sections",

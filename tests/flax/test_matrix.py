@@ -17,7 +17,19 @@ from bertblocks.flax.validation import check_supported
 from tests.flax.helpers import assert_near, assert_same_gradients, hidden_and_gradients, segments_of
 from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 from tests.nn.test_invariance import configs
-from tests.nn.test_matrix import ATTENTION, CHOICES, FACTORISED, NGPT, NORMS, OTHERS, SCALES, SHARED, label, pack_rows
+from tests.nn.test_matrix import (
+    ATTENTION,
+    CHOICES,
+    FACTORISED,
+    GATES,
+    NGPT,
+    NORMS,
+    OTHERS,
+    SCALES,
+    SHARED,
+    label,
+    pack_rows,
+)
 
 SEQUENCES = ragged_ids(EDGE_LENGTHS)
 ROWS, PACKED = pack_rows(SEQUENCES)
@@ -25,7 +37,7 @@ SEGMENTS = segments_of(PACKED, ROWS.shape[1])
 
 
 #: A third of each product has each of its values; the rest is for `make test-slow`.
-QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *FACTORISED, *SHARED]
+QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *FACTORISED, *SHARED]
 
 
 def few_layers(choice: dict) -> dict:

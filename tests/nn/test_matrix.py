@@ -77,6 +77,11 @@ SCALES: list[dict[str, Any]] = [
     },
     {"norm_weight": "none", "norm_pos": "pre_and_post", "residual_scale": 2.0, "local_attention": True},
 ]
+GATES: list[dict[str, Any]] = [
+    {"attention_gate": "headwise", "norm_pos": "pre"},
+    {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
+    {"attention_gate": "elementwise", "ngpt": True, "layer_overrides": {1: {"attention_gate": "none"}}},
+]
 FACTORISED = [
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
@@ -98,7 +103,7 @@ SHARED = [
     {"num_hidden_groups": 1, "ngpt": True},
 ]
 #: test_invariance combines norms and attention on random configs; all combinations would be thousands.
-CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *SCALES, *FACTORISED, *SHARED]
+CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *SCALES, *GATES, *FACTORISED, *SHARED]
 
 
 def label(choice: dict) -> str:

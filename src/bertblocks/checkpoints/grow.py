@@ -49,6 +49,7 @@ SAME_KEYS = (
     "final_norm",
     "norm_bias",
     "norm_weight",
+    "attention_gate",
     "embedding_scale",
     "residual_scale",
     "attention_scale",

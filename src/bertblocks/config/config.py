@@ -166,6 +166,9 @@ class BertBlocksConfig(PreTrainedConfig):
     attention_key_bias: bool = IMPLIED
     #: Whether the output projection has a bias.
     attention_out_bias: bool = True
+    #: What the output of attention passes through before its projection: none, a name from the table below, or one
+    #: registered with `register_gate`.
+    attention_gate: str = "none"
     #: Factor on the products of queries and keys. T5 has 1. Implied: head_dim ** -0.5, and its inverse for nGPT.
     attention_scale: float = IMPLIED
     #: Whether a learned RMSNorm is applied to each head's queries and keys.

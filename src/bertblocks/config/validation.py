@@ -83,6 +83,7 @@ LAYER_KEYS = {
     "qk_norm",
     "residual_scale",
     "attention_scale",
+    "attention_gate",
     "attention_qkv_bias",
     "attention_key_bias",
     "attention_out_bias",

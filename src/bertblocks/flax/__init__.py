@@ -15,6 +15,7 @@ from bertblocks.flax.models import (
     FlaxBertBlocksModel,
     FlaxBertBlocksPreTrainedModel,
 )
+from bertblocks.flax.nn.gate import register_gate
 from bertblocks.flax.nn.mlp import register_mlp
 from bertblocks.flax.nn.norm import register_norm
 from bertblocks.flax.nn.position import register_position
@@ -37,6 +38,7 @@ __all__ = [
     "mini_bert_weights",
     "pack_rows",
     "pad_rows",
+    "register_gate",
     "register_mlp",
     "register_norm",
     "register_position",

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertblocks.config.validation import ConfigError
 from bertblocks.flax.nn.activation import ACTIVATIONS
+from bertblocks.flax.nn.gate import GATES
 from bertblocks.flax.nn.mlp import MLPS
 from bertblocks.flax.nn.norm import NORMS
 from bertblocks.flax.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
@@ -27,7 +28,7 @@ ONLY_VALUES: dict[str, object] = {
 def supported() -> dict[str, list[str]]:
     """Returns the values of each key that exist in JAX. A user's block does if its JAX version is registered."""
     return {
-        **{registry.key: registry.choices() for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS)},
+        **{registry.key: registry.choices() for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS, GATES)},
         **{key: list(ACTIVATIONS) for key in ("hidden_act", "mlm_head_act", "classifier_head_act")},
         # all backends give the same result; JAX computes it in its own way
         "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],

@@ -13,6 +13,7 @@ from transformers import initialization as init
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
+from bertblocks.nn.gate import AttentionGate, get_gate
 from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.norm import RMSNorm
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         key_bias: bool | None = None,
         scale: float | None = None,
         qk_norm_weight: str = "scale",
+        gate: AttentionGate | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -77,6 +79,7 @@ class Attention(nn.Module):
             self.position = position
         self.pattern = AttentionPattern(half_window, num_global_tokens, position)
         self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
+        self.gate = gate
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
@@ -153,8 +156,10 @@ class Attention(nn.Module):
                 attended, weights = EagerBackend().attend_with_weights(q, k, v, call, dtype)
             else:
                 attended = context.backend.attend(q, k, v, call)
-        attended = index_tokens(attended.flatten(1), token_indices)
-        return self.out_dropout(self.out(attended.to(dtype))), weights
+        attended = index_tokens(attended, token_indices)  # [tokens, heads, head_dim]
+        if self.gate is not None:
+            attended = self.gate(attended, index_tokens(x, token_indices), index_tokens(v, token_indices))
+        return self.out_dropout(self.out(attended.flatten(1).to(dtype))), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
@@ -194,5 +199,6 @@ def get_attention(
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
+        gate=get_gate(config),
         key_bias=config.attention_key_bias,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -32,6 +34,7 @@ class Attention(nnx.Module):
         qk_norm_eps: float | None,
         scale: float,
         qk_norm_weight: str,
+        gate: Any,
     ) -> None:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
@@ -43,6 +46,7 @@ class Attention(nnx.Module):
         self.half_window = half_window
         self.num_global_tokens = num_global_tokens
         self.scale = scale
+        self.gate = gate
         self.dropout = dropout
         self.out_dropout = out_dropout
 
@@ -69,4 +73,6 @@ class Attention(nnx.Module):
         q = q.reshape(*x.shape[:2], self.num_kv_heads, -1, self.head_dim)
         softmax = Softmax(position, self.half_window, self.num_global_tokens, self.scale, self.dropout)
         attended, weights = softmax(q, k, v, layout, None if rngs is None else rngs(), output_weights)
+        if self.gate is not None:
+            attended = self.gate(attended.reshape(*x.shape[:2], self.num_heads, self.head_dim), x, v)
         return dropout(self.out(attended.reshape(*x.shape[:2], -1)), self.out_dropout, rngs), weights

@@ -11,6 +11,7 @@ from jax import Array
 
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.attention import Attention
+from bertblocks.flax.nn.gate import get_gate
 from bertblocks.flax.nn.mlp import MLP, get_mlp
 from bertblocks.flax.nn.norm import Norm, get_norm
 from bertblocks.flax.nn.position import BlockPosition, get_block_position
@@ -147,6 +148,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
+        gate=get_gate(config),
     )
 
 
