@@ -18,6 +18,7 @@ from tests.flax.helpers import assert_near, assert_same_gradients, hidden_and_gr
 from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 from tests.nn.test_invariance import configs
 from tests.nn.test_matrix import (
+    APART,
     ATTENTION,
     CHOICES,
     FACTORISED,
@@ -37,7 +38,7 @@ SEGMENTS = segments_of(PACKED, ROWS.shape[1])
 
 
 #: A third of each product has each of its values; the rest is for `make test-slow`.
-QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *FACTORISED, *SHARED]
+QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *APART, *FACTORISED, *SHARED]
 
 
 def few_layers(choice: dict) -> dict:

@@ -82,6 +82,10 @@ GATES: list[dict[str, Any]] = [
     {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
     {"attention_gate": "elementwise", "ngpt": True, "layer_overrides": {1: {"attention_gate": "none"}}},
 ]
+APART: list[dict[str, Any]] = [
+    {"attention_norm_pos": "pre", "mlp_norm_pos": "post"},
+    {"norm_pos": "sandwich", "mlp_norm_pos": "pre", "layer_overrides": {1: {"attention_norm_pos": "none"}}},
+]
 FACTORISED = [
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
@@ -103,7 +107,19 @@ SHARED = [
     {"num_hidden_groups": 1, "ngpt": True},
 ]
 #: test_invariance combines norms and attention on random configs; all combinations would be thousands.
-CHOICES = [*NORMS, *ATTENTION, *NGPT, *OTHERS, *DISENTANGLED, *CONVOLUTIONS, *SCALES, *GATES, *FACTORISED, *SHARED]
+CHOICES = [
+    *NORMS,
+    *ATTENTION,
+    *NGPT,
+    *OTHERS,
+    *DISENTANGLED,
+    *CONVOLUTIONS,
+    *SCALES,
+    *GATES,
+    *APART,
+    *FACTORISED,
+    *SHARED,
+]
 
 
 def label(choice: dict) -> str:

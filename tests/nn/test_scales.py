@@ -9,7 +9,7 @@ import torch
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
-from bertblocks import BertBlocksConfig, BertBlocksModel
+from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError
 from bertblocks.nn.norm import get_norm
 from tests.helpers import naive_attention, tiny_config
 
@@ -103,3 +103,32 @@ def test_the_scale_of_sublayers(norm_pos: str) -> None:
         is_inside = norm_pos == "sandwich"
         y = y + 0.4 * residual.post_norm(branch) if is_inside else residual.post_norm(y + 0.4 * branch)
     torch.testing.assert_close(block(x, context)[0], y)
+
+
+def test_norms_sit_apart_in_attention_and_feed_forward() -> None:
+    config = tiny_config(attention_norm_pos="pre", mlp_norm_pos="post", norm_eps=1e-5)
+    assert (config.norm_pos, config.final_norm) == ("post", False)
+    assert tiny_config(mlp_norm_pos="pre").final_norm
+    block: Any = BertBlocksModel(config).eval().encoder.layers[0]
+    x, context = torch.randn(4, 32), forward_context(None, 4)
+    y = x + block.attention(block.attention_residual.pre_norm(x), context)[0]
+    torch.testing.assert_close(block(x, context)[0], block.mlp_residual.post_norm(y + block.mlp(y)))
+    config.norm_pos = "none"
+    assert (config.attention_norm_pos, config.mlp_norm_pos) == ("pre", "none")  # only what was implied follows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"parallel_block": True, "mlp_norm_pos": "pre"},
+            "mlp_norm_pos is 'pre'; it must be attention_norm_pos = 'post'",
+        ),
+        ({"norm_fn": "deep", "mlp_norm_pos": "pre"}, "mlp_norm_pos is 'pre'; norm_fn 'deep' requires 'post'"),
+        ({"ngpt": True, "attention_norm_pos": "pre"}, "attention_norm_pos is 'pre'; ngpt requires 'none'"),
+        ({"attention_norm_pos": "prenorm"}, "attention_norm_pos is 'prenorm'; it must be one of pre, post"),
+    ],
+)
+def test_positions_of_norms_that_contradict_raise(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(**options)

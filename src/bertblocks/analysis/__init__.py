@@ -90,7 +90,8 @@ def summarize(config: BertBlocksConfig) -> str:
     heads = f"{config.num_attention_heads} heads"
     if config.num_kv_heads != config.num_attention_heads:
         heads += f" over {config.num_kv_heads} key/value heads"
-    norm = "nGPT" if config.ngpt else f"{config.norm_pos} norm ({config.norm_fn})"
+    position = " and ".join(dict.fromkeys((config.attention_norm_pos, config.mlp_norm_pos)))
+    norm = "nGPT" if config.ngpt else f"{position} norm ({config.norm_fn})"
     positions = [kind for kind in (config.embd_pos_enc_kind, config.block_pos_enc_kind) if kind != "none"]
     parts = [
         f"{config.num_hidden_layers} layers of {config.hidden_size}",

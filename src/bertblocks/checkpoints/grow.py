@@ -30,6 +30,8 @@ SAME_KEYS = (
     "head_dim",
     "norm_fn",
     "norm_pos",
+    "attention_norm_pos",
+    "mlp_norm_pos",
     "parallel_block",
     "mlp_type",
     "hidden_act",

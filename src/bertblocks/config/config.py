@@ -117,6 +117,11 @@ class BertBlocksConfig(PreTrainedConfig):
     #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
     #: Implied: post; none for nGPT.
     norm_pos: str = IMPLIED
+    #: norm_pos of attention alone. HybridNorm (arXiv 2503.04598) reports lower losses with another one than in the
+    #: feed-forward network, for decoders. Implied: norm_pos.
+    attention_norm_pos: str = IMPLIED
+    #: norm_pos of the feed-forward network alone. Implied: norm_pos.
+    mlp_norm_pos: str = IMPLIED
     #: Added to the variance before a norm divides by its root.
     norm_eps: float = 1e-12
     #: Whether norms have a bias.
@@ -135,7 +140,7 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_projection_bias: bool = True
     #: Whether the norm of the embeddings follows the projection, as in DeBERTa, instead of preceding it.
     embedding_norm_after_projection: bool = False
-    #: Whether a norm follows the last layer. Implied: true if norm_pos is pre or sandwich.
+    #: Whether a norm follows the last layer. Implied: true if mlp_norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
     #: Whether the first layer has a norm before attention. ModernBERT has none: its embeddings are already normalised.
     first_attention_norm: bool = True
@@ -390,7 +395,9 @@ class BertBlocksConfig(PreTrainedConfig):
             "token_classifier_dropout": self.classifier_dropout,
             "qa_dropout": self.classifier_dropout if self.classifier_head_on_tokens else 0.0,
             "embedding_norm": not self.ngpt,
-            "final_norm": (self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
+            "attention_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
+            "mlp_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
+            "final_norm": (self.mlp_norm_pos or self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
             "init_kind": "ngpt" if self.ngpt else "trunc_normal",
             "tie_word_embeddings": not self.ngpt,
             "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),

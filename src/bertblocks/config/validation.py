@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     **{slot: registry.choices for slot, registry in SLOTS.items() if slot != "ngpt"},
     "norm_pos": lambda: list(NORM_POSITIONS),
+    "attention_norm_pos": lambda: list(NORM_POSITIONS),
+    "mlp_norm_pos": lambda: list(NORM_POSITIONS),
     "hidden_act": activation_names,
     "mlm_head_act": activation_names,
     "input_conv_act": activation_names,
@@ -69,6 +71,8 @@ MAX_VOLUME = 2**24
 LAYER_KEYS = {
     "norm_fn",
     "norm_pos",
+    "attention_norm_pos",
+    "mlp_norm_pos",
     "norm_eps",
     "norm_bias",
     "parallel_block",
@@ -260,9 +264,13 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     yield every, number is not None and not c.local_attention, "it requires local_attention true"
     is_local = c.local_attention
     yield "local_attention_window_size", is_local and c.local_attention_window_size < 1, "it must be at least 1"
-    first = c.for_layer(0).norm_pos
+    first = c.for_layer(0).attention_norm_pos
     no_norm = not c.first_attention_norm and first not in ("pre", "pre_and_post", "sandwich")
-    yield "first_attention_norm", no_norm, f"false requires a norm before attention, but norm_pos is {first!r}"
+    yield (
+        "first_attention_norm",
+        no_norm,
+        f"false requires a norm before attention, but attention_norm_pos is {first!r}",
+    )
     yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it requires mask_token_id"
     reads_first = c.classifier_head == "pooler" and c.classifier_pooling != "cls"
     yield "classifier_pooling", reads_first, "classifier_head 'pooler' reads the first token; use 'dense' or 'none'"
@@ -322,6 +330,9 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
     uneven: Any = hidden % heads and c.head_dim == hidden // heads
     yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be set"
+    apart = c.parallel_block and c.mlp_norm_pos != c.attention_norm_pos
+    why = f"it must be attention_norm_pos = {c.attention_norm_pos!r} in a parallel block, which has one norm for both"
+    yield "mlp_norm_pos", apart, why
     key_only = c.attention_key_bias and not c.attention_qkv_bias
     yield "attention_key_bias", key_only, "it requires attention_qkv_bias true"
     yield "num_global_tokens", c.num_global_tokens and not c.local_attention, "it requires local_attention true"

@@ -66,7 +66,7 @@ class HeadwiseGate(AttentionGate):
 class ElementwiseGate(HeadwiseGate):
     """y * sigmoid(x W) with one number per head and unit (Qiu et al., 2025)."""
 
-    evidence = "The best of the gates in arXiv 2505.06708, for decoders; it adds a matrix of the size of the output projection."
+    evidence = "The best of the gates in arXiv 2505.06708, for decoders. It adds one more square matrix per layer."
 
     @staticmethod
     def size(num_heads: int, head_dim: int) -> int:

@@ -72,6 +72,8 @@ class NGPTBlock(GradientCheckpointingLayer):
     }
     requires: ClassVar[dict[str, tuple[Any, str]]] = {
         "norm_pos": ("none", "its blocks project onto the unit sphere instead"),
+        "attention_norm_pos": ("none", "its blocks project onto the unit sphere instead"),
+        "mlp_norm_pos": ("none", "its blocks project onto the unit sphere instead"),
         "final_norm": (False, "its last hidden state is already on the unit sphere"),
         "parallel_block": (False, "its two steps along the sphere are sequential"),
         "mlp_type": ("glu", "its feed-forward network is a scaled GLU"),

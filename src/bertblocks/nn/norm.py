@@ -65,9 +65,10 @@ class LayerNorm(nn.LayerNorm):
 class DeepNorm(LayerNorm):
     """The LayerNorm of DeepNet (Wang et al., 2022), whose blocks multiply the residual stream by `skip_scale` first."""
 
-    requires: ClassVar[dict[str, tuple[str, str]]] = {
-        "norm_pos": ("post", "DeepNet scales the residual in front of a norm")
-    }
+    requires: ClassVar[dict[str, tuple[str, str]]] = dict.fromkeys(
+        ("norm_pos", "attention_norm_pos", "mlp_norm_pos"),
+        ("post", "DeepNet scales the residual stream in front of a norm"),
+    )
 
     @classmethod
     def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:

@@ -160,9 +160,10 @@ def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
     if config.ngpt:
         return NGPTBlock(config.hidden_size, attention, get_mlp(config))
 
-    def residual(skip_pre_norm: bool = False) -> Residual:
+    def residual(norm_pos: str, skip_pre_norm: bool = False) -> Residual:
         scales = get_skip_scale(config), config.residual_scale
-        return Residual(config.norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
+        return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
 
-    attention_residual = residual(skip_pre_norm=index == 0 and not config.first_attention_norm)
-    return Block(attention, get_mlp(config), attention_residual, None if config.parallel_block else residual())
+    attention_residual = residual(config.attention_norm_pos, index == 0 and not config.first_attention_norm)
+    mlp_residual = None if config.parallel_block else residual(config.mlp_norm_pos)
+    return Block(attention, get_mlp(config), attention_residual, mlp_residual)
