@@ -423,6 +423,12 @@ def test_arrows_between_layers_follow_their_order() -> None:
     ]
 
 
+def test_the_diagram_shows_the_scales_of_a_residual() -> None:
+    chart = mermaid(build(tiny_config(norm_fn="deep", residual_scale=0.25, num_hidden_layers=2), "base"))
+    assert chart.count("times 0.25") == 4, "two sublayers in each of two layers"
+    assert chart.count("times 1.41") == 4, "DeepNet's (2 * 2) ** 0.25"
+
+
 def test_diagram_labels_describe_the_modules() -> None:
     config = tiny_config(
         local_attention=True, num_global_tokens=2, num_kv_heads=2, qk_norm=True, block_pos_enc_kind="rope"

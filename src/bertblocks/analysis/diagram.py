@@ -118,11 +118,15 @@ def _join(chart: Chart, key: str, start: str, sublayers: list[tuple[str, str]], 
         branches = [post_norm]
     chart.node(add, "add", "((", "))")
     for branch in branches:
-        chart.edge(branch, add)
-    chart.edge(start, add, "" if residual.scale == 1.0 else f"times {residual.scale:.3g}")
+        chart.edge(branch, add, _times(residual.branch_scale))
+    chart.edge(start, add, _times(residual.skip_scale))
     if has_post_norm and not residual.norm_inside:
         return chart.after(add, f"{stem}_post_norm", _kind(residual.post_norm))
     return add
+
+
+def _times(scale: float) -> str:
+    return "" if scale == 1.0 else f"times {scale:.3g}"
 
 
 def _step_on_sphere(chart: Chart, key: str, start: str, name: str, label: str) -> str:
