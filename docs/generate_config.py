@@ -134,7 +134,7 @@ def _render_slot(registry: Registry[Any]) -> list[str]:
     """Return the blocks that a key can choose, then the keys of each block that has some."""
     names = {name: f"`{registry.key}={_write(name)}`" for name in registry}
     parts = []
-    if list(names) != [True]:
+    if names and list(names) != [True]:
         rows = [(f"`{_write(name)}`", _describe(registry[name])) for name in names]
         parts.append(f"### Values of `{registry.key}`\n\n" + table(("Value", "What it is"), rows))
     for name, title in names.items():

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from bertblocks.config.blocks import SLOTS
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: Patterns that match the lines of each example's output, in order.
 OUTPUTS = {
@@ -48,15 +50,20 @@ OUTPUTS = {
         r"before: Falcon is closer to the premium plan by [+-]0\.\d\d",
         r"after: Falcon is closer to the premium plan by \+0\.[2-9]\d",
     ],
+    "blocks/layer_scale": [
+        r"the first layer changes its input by at most [1-9]e-0[5-9]",
+        "one step changed 8 of 8 vectors of factors",
+    ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}
 
 
 def test_every_example_is_tested_and_listed() -> None:
-    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    scripts = {path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in EXAMPLES.rglob("*.py")}
     assert scripts == {*OUTPUTS, "minilm"}  # tests/cli/test_cli.py runs the latter
-    listed = re.findall(r"^\| \[`(\w+)\.py`\]\((\w+)\.py\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    pattern = r"^\| \[`([\w/]+)\.py`\]\(([\w/]+)\.py\) \|"
+    listed = re.findall(pattern, (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert {name for name, _ in listed} == scripts
     assert all(name == target for name, target in listed)
 
@@ -67,6 +74,8 @@ def test_every_example_is_tested_and_listed() -> None:
 def test_an_example_prints_what_it_promises(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "jax_encoder" and not importlib.util.find_spec("flax"):
         pytest.skip("needs the extra jax")
+    for registry in SLOTS.values():  # removes what the example registers
+        monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

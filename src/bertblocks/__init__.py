@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bertblocks.nn.activation import register_activation as register_activation
     from bertblocks.nn.backends import AttentionBackend as AttentionBackend
     from bertblocks.nn.backends import register_backend as register_backend
+    from bertblocks.nn.block import register_residual as register_residual
     from bertblocks.nn.gate import register_gate as register_gate
     from bertblocks.nn.layout import SequenceLayout as SequenceLayout
     from bertblocks.nn.mlp import register_mlp as register_mlp
@@ -92,6 +93,7 @@ _HOMES = {
     "register_objective": "training.objective_sections",
     "register_optimizer": "training.optimizer_sections",
     "register_position": "nn.position",
+    "register_residual": "nn.block",
     "register_schedule": "training.schedules",
     "save_huggingface": "checkpoints.save",
     "to_huggingface": "checkpoints.save",

@@ -54,6 +54,7 @@ SAME_KEYS = (
     "attention_gate",
     "embedding_scale",
     "residual_scale",
+    "residual_fn",
     "attention_scale",
     "disentangled_scores",
     "disentangled_num_buckets",

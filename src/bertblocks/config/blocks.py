@@ -9,6 +9,7 @@ import bertblocks.nn.disentangled
 import bertblocks.nn.rope  # noqa: F401 - these two register positions
 from bertblocks.core.keys import Key, keys_of
 from bertblocks.core.registry import Registry
+from bertblocks.nn.block import RESIDUALS
 from bertblocks.nn.gate import GATES
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The registries whose blocks can have keys, by the key that chooses a block.
 SLOTS: dict[str, Registry[Any]] = {
-    registry.key: registry for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS, GATES, NGPT)
+    registry.key: registry for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS, GATES, RESIDUALS, NGPT)
 }
 
 

@@ -132,6 +132,8 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Factor on the output of attention and of the feed-forward network before it joins the residual stream, as in
     #: ESM C.
     residual_scale: float = 1.0
+    #: How this output joins the residual stream: add, or a name registered with `register_residual`.
+    residual_fn: str = "add"
     #: Whether the embeddings are normalised. Implied: true; false for nGPT.
     embedding_norm: bool = IMPLIED
     #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.

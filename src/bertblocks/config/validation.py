@@ -86,6 +86,7 @@ LAYER_KEYS = {
     "head_dim",
     "qk_norm",
     "residual_scale",
+    "residual_fn",
     "attention_scale",
     "attention_gate",
     "attention_qkv_bias",

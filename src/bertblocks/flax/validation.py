@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Keys with one value in JAX.
 ONLY_VALUES: dict[str, object] = {
     "input_conv_size": 0,
+    "residual_fn": "add",
     "task_type_vocab_size": 0,
     "embedding_projection_bias": True,
     "embedding_norm_after_projection": False,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import Attention, ForwardContext, get_attention
 from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
@@ -16,6 +17,9 @@ from bertblocks.nn.norm import get_norm, get_skip_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
+
+RESIDUALS: Registry[Any] = Registry("residual_fn", reserved=("add",))
+register_residual = RESIDUALS.register
 
 #: Whether each norm position has a norm before the sublayer, one after it, and the latter inside the residual branch.
 NORM_POSITIONS: dict[str, tuple[bool, bool, bool]] = {
@@ -28,7 +32,10 @@ NORM_POSITIONS: dict[str, tuple[bool, bool, bool]] = {
 
 
 class Residual(nn.Module):
-    """The residual connection around one sublayer, with its norms."""
+    """The residual connection around one sublayer, with its norms.
+
+    `combine` computes the sum of the residual stream and the sublayer's output in another way.
+    """
 
     def __init__(
         self,
@@ -37,19 +44,22 @@ class Residual(nn.Module):
         skip_scale: float = 1.0,
         branch_scale: float = 1.0,
         skip_pre_norm: bool = False,
+        combine: nn.Module | None = None,
     ) -> None:
         super().__init__()
         before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
         self.pre_norm = make_norm() if before and not skip_pre_norm else nn.Identity()
         self.post_norm = make_norm() if after else nn.Identity()
         self.skip_scale, self.branch_scale = skip_scale, branch_scale
+        self.combine = combine
 
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
         residual = x if self.skip_scale == 1.0 else x * self.skip_scale
         if self.norm_inside:
             branch = self.post_norm(branch)
         branch = branch if self.branch_scale == 1.0 else branch * self.branch_scale
-        return residual + branch if self.norm_inside else self.post_norm(residual + branch)
+        joined = residual + branch if self.combine is None else self.combine(residual, branch)
+        return joined if self.norm_inside else self.post_norm(joined)
 
 
 class Block(GradientCheckpointingLayer):
@@ -89,7 +99,8 @@ def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module |
 
     def residual(norm_pos: str, skip_pre_norm: bool = False) -> Residual:
         scales = get_skip_scale(config), config.residual_scale
-        return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
+        combine = None if config.residual_fn == "add" else RESIDUALS[config.residual_fn].from_config(config)
+        return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm, combine)
 
     attention = get_attention(Attention, config, is_local, shared_position)
     attention_residual = residual(config.attention_norm_pos, index == 0 and not config.first_attention_norm)

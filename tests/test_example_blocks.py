@@ -1,0 +1,133 @@
+"""The blocks in examples/blocks/, each tested against its formula, in every layout, and through a saved model."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertblocks import BertBlocksModel, ConfigError
+from bertblocks.config.blocks import SLOTS
+from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
+
+FOLDER = Path(__file__).parents[1] / "examples" / "blocks"
+#: Configs that choose the block of each script.
+CHOICES: dict[str, list[dict[str, Any]]] = {
+    "layer_scale": [
+        {"residual_fn": "layer_scale", "layer_scale_start": 0.3, "norm_pos": "sandwich"},
+        {"layer_overrides": {1: {"residual_fn": "layer_scale"}}, "parallel_block": True},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes what the examples register."""
+    for registry in SLOTS.values():
+        monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
+
+
+def load(name: str) -> dict[str, Any]:
+    """Registers the block of a script without running the rest."""
+    return runpy.run_path(str(FOLDER / f"{name}.py"))
+
+
+def build(**options: Any) -> BertBlocksModel:
+    """Returns a model in double precision whose parameters are all random."""
+    torch.manual_seed(0)
+    model = BertBlocksModel(tiny_config(**options)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def record(module: torch.nn.Module, run: Any) -> tuple[Any, Any]:
+    """Returns the last input and output of a module while `run` runs."""
+    calls: list[tuple[Any, Any]] = []
+    handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
+    run()
+    handle.remove()
+    return calls[-1]
+
+
+def test_every_script_is_tested_and_short() -> None:
+    scripts = {path.stem: path for path in FOLDER.glob("*.py")}
+    assert scripts.keys() == CHOICES.keys()
+    for path in scripts.values():
+        assert len(path.read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name in CHOICES for options in CHOICES[name]])
+def test_a_sequence_does_not_depend_on_its_layout(name: Any, options: Any, tmp_path: Path) -> None:
+    """Padded with and without unpadding, packed, and after a round trip through a file, as each sequence alone."""
+    load(name)
+    model = build(**options)
+    sequences = ragged_ids(EDGE_LENGTHS)
+    ids, mask = pad_ids(sequences)
+    with torch.no_grad():
+        alone = torch.cat([model(sequence[None]).last_hidden_state[0] for sequence in sequences if len(sequence)])
+        flat = torch.cat(sequences)
+        cu_seqlens = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
+        results = [model(flat, cu_seqlens=cu_seqlens).last_hidden_state]
+        for unpad in (True, False):
+            model.config.unpad = unpad
+            results.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+        model.save_pretrained(tmp_path)
+        again = BertBlocksModel.from_pretrained(tmp_path, dtype=torch.float64)
+        results.append(again(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    for result in results:
+        torch.testing.assert_close(result, alone, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, options) for name in CHOICES for options in CHOICES[name]])
+def test_gradients_are_those_of_finite_differences(name: Any, options: Any) -> None:
+    """Along a random direction through all parameters, with a row of padding only in the batch."""
+    load(name)
+    model = build(**options, unpad=False)
+    ids, mask = pad_ids(ragged_ids([5, 0, 9]))
+    weights = torch.randn(3, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss() -> Tensor:
+        return (model(ids, attention_mask=mask).last_hidden_state * weights).sum()
+
+    parameters = [p for p in model.parameters() if not p.grad_fn]
+    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    pairs = [(p, torch.zeros_like(p) if g is None else g) for p, g in zip(parameters, gradients, strict=True)]
+    directions = [torch.randn_like(p) for p in parameters]
+    expected = sum(float((g * d).sum()) for (_, g), d in zip(pairs, directions, strict=True))
+    values = []
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(step * direction)
+            values.append(float(loss()))
+    assert (values[0] - values[1]) / 2e-6 == pytest.approx(expected, rel=1e-4)
+
+
+def test_layer_scale_multiplies_what_each_sublayer_adds() -> None:
+    load("layer_scale")
+    model = build(residual_fn="layer_scale", norm_pos="pre", num_hidden_layers=1, final_norm=False)
+    layer = model.encoder.layers[0]
+    ids = torch.tensor([[5, 6, 7]])
+    (x, *_), _ = record(layer, lambda: model(ids))
+    _, (attended, _) = record(layer.attention, lambda: model(ids))
+    _, fed = record(layer.mlp, lambda: model(ids))
+    expected = x + attended * layer.attention_residual.combine.factors + fed * layer.mlp_residual.combine.factors
+    torch.testing.assert_close(model(ids).last_hidden_state[0], expected)
+
+
+def test_layer_scale_starts_with_the_value_of_its_layer() -> None:
+    load("layer_scale")
+    config = tiny_config(residual_fn="layer_scale", layer_overrides={2: {"layer_scale_start": 0.5}})
+    layers = BertBlocksModel(config).encoder.layers
+    starts = [layer.mlp_residual.combine.factors.unique().item() for layer in layers]
+    assert starts == pytest.approx([0.1, 0.1, 0.5])
+    with pytest.raises(ConfigError, match=r"layer_scale_start is 0\.0; it must be greater than 0"):
+        tiny_config(residual_fn="layer_scale", layer_scale_start=0.0)
+    with pytest.raises(ConfigError, match="residual_fn is 'layer_scale'; ngpt requires 'add'"):
+        tiny_config(residual_fn="layer_scale", ngpt=True)
