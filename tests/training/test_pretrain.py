@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from bertblocks import BertBlocksConfig
+from bertblocks import BertBlocksConfig, load
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
@@ -386,3 +387,37 @@ def test_filled_masks_show_the_models_predictions(recipe: Any, tmp_path: Path) -
     best = logits[place].softmax(dim=0).topk(3)
     assert [word for word, _ in filled["guesses"]] == [tokenizer.decode([index]) for index in best.indices.tolist()]
     assert [share for _, share in filled["guesses"]] == pytest.approx(best.values.tolist(), rel=1e-4)
+
+
+def test_replaced_token_detection_trains_and_writes_both_models(recipe: Any, tmp_path: Path) -> None:
+    """A run that is continued from its middle gives the same two models, to the bit."""
+    objective = "objective={kind: replaced_tokens, generator: {num_hidden_layers: 1}}"
+    settings = [objective, "phases.0.duration=8", "run.checkpoints={every: 4, keep: all}"]
+    done = run(recipe, *settings)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run"
+    whole = {name: load_file(folder / name / "model.safetensors") for name in ("model", "generator")}
+    assert max(map(len, whole.values())) > 10
+    metrics = json.loads((folder / "result.json").read_text())["metrics"]
+    detection = {"held_out_detection_loss", "held_out_detection_accuracy", "held_out_detection_recall"}
+    assert detection <= set(metrics)
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert all(line["loss"] == pytest.approx(line["loss_generator"] + line["loss_discriminator"]) for line in lines[:1])
+    generator = load(folder / "generator")[0]
+    assert (type(generator).__name__, generator.config.num_hidden_layers) == ("BertBlocksForMaskedLM", 1)
+    discriminator = load(folder / "model")[0]
+    assert type(discriminator).__name__ == "BertBlocksForReplacedTokenDetection"
+    # the discriminator's own table is added to the generator's
+    tables = [whole[name]["model.embedding.token.weight"] for name in ("model", "generator")]
+    last = load_file(folder / "checkpoints" / "step-00000008" / "model.safetensors")
+    own = last["discriminator.model.embedding.token.weight"]
+    assert own.abs().sum() > 0
+    assert torch.equal(tables[0], own + tables[1])
+
+    for left in ("model", "generator", "checkpoints/step-00000008"):
+        shutil.rmtree(folder / left)
+    (folder / "result.json").unlink()
+    assert "step-00000004" in run(recipe, *settings).output
+    for name, weights in whole.items():
+        for key, value in load_file(folder / name / "model.safetensors").items():
+            assert torch.equal(value, weights[key]), key

@@ -12,6 +12,7 @@ from transformers import (
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.generator_and_discriminator import GeneratorAndDiscriminator
 from bertblocks.models.masked_diffusion import BertBlocksForMaskedDiffusion
 from bertblocks.models.masked_lm import BertBlocksForMaskedLM
 from bertblocks.models.model import BertBlocksModel
@@ -55,4 +56,5 @@ __all__ = [
     "BertBlocksForTokenClassification",
     "BertBlocksModel",
     "BertBlocksPreTrainedModel",
+    "GeneratorAndDiscriminator",
 ]

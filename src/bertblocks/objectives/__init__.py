@@ -3,6 +3,7 @@
 from bertblocks.objectives.base import Objective, RateSchedule
 from bertblocks.objectives.masked_diffusion import MaskedDiffusion
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
+from bertblocks.objectives.replaced_tokens import ReplacedTokens
 from bertblocks.objectives.sentence_order import SentenceOrder
 
-__all__ = ["MaskedDiffusion", "MaskedLanguageModeling", "Objective", "RateSchedule", "SentenceOrder"]
+__all__ = ["MaskedDiffusion", "MaskedLanguageModeling", "Objective", "RateSchedule", "ReplacedTokens", "SentenceOrder"]

@@ -51,8 +51,7 @@ def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertB
     else:
         model = TASK_MODELS[task](build_config(recipe, tokenizer))
     _check_sizes(model.config, plan, tokenizer)
-    recipe.objective.prepare_model(model)
-    return model
+    return recipe.objective.prepare_model(model)
 
 
 def _check_sizes(config: BertBlocksConfig, plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> None:

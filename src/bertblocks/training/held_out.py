@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, cut_chunks, sample_documents
+from bertblocks.models import GeneratorAndDiscriminator
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
 from bertblocks.objectives import MaskedLanguageModeling, SentenceOrder
@@ -101,7 +102,28 @@ class HeldOutEvaluator:
             correct += int((logits.argmax(dim=1) == targets).sum())
             count += len(targets)
         metrics = {"held_out_loss": loss / max(count, 1), "held_out_accuracy": correct / max(count, 1)}
+        if isinstance(model, GeneratorAndDiscriminator):
+            metrics |= self._evaluate_detection(model)
         return metrics | (self._evaluate_order(model) if self.order_batches else {})
+
+    def _evaluate_detection(self, model: GeneratorAndDiscriminator) -> dict[str, float]:
+        """The discriminator on texts that the generator filled, with samples that depend only on the two models."""
+        random = torch.Generator(model.device).manual_seed(SEED)
+        loss, correct, found, replaced, count = 0.0, 0, 0, 0, 0
+        for batch in self.batches:
+            batch = batch.to(model.device)
+            out = model(batch.input_ids, batch.cu_seqlens, _labels(batch), random)
+            is_found = (out.logits > 0) & out.replaced
+            loss += float(out.discriminator_total)
+            correct += int(((out.logits > 0) == out.replaced).sum())
+            found, replaced = found + int(is_found.sum()), replaced + int(out.replaced.sum())
+            count += len(out.replaced)
+        return {
+            "held_out_detection_loss": loss / max(count, 1),
+            "held_out_detection_accuracy": correct / max(count, 1),
+            "held_out_detection_recall": found / max(replaced, 1),
+            "held_out_replaced_share": replaced / max(count, 1),
+        }
 
     def _evaluate_order(self, model: Any) -> dict[str, float]:
         loss, correct, count = 0.0, 0, 0
@@ -150,6 +172,7 @@ def _labels(batch: FlatBatch) -> Tensor:
 
 def _logits(model: Any, batch: FlatBatch) -> Tensor:
     batch = batch.to(model.device)
+    model = model.generator if isinstance(model, GeneratorAndDiscriminator) else model
     out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
     return out["logits" if "logits" in out else "prediction_logits"]  # [tokens, vocabulary]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bertblocks.core.settings import Section, SectionRegistry, Share
+from bertblocks.core.settings import Positive, Section, SectionRegistry, Share
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
-    from bertblocks.objectives import Objective
+    from bertblocks.objectives import MaskedLanguageModeling, Objective
     from bertblocks.text.vocabulary import Vocabulary
 
 #: Objectives by the name that `objective.kind` can hold.
@@ -19,6 +19,11 @@ OBJECTIVES = SectionRegistry("objective.kind", default="masked_lm")
 register_objective = OBJECTIVES.register
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+#: Config keys that follow from others, so a generator with its own sizes does not inherit them.
+IMPLIED = {
+    frozenset({"num_hidden_layers"}): {"layer_types", "num_hidden_groups"},
+    frozenset({"num_attention_heads", "hidden_size"}): {"head_dim", "num_kv_heads"},
+}
 
 
 class ObjectiveSection(Section):
@@ -40,9 +45,9 @@ class ObjectiveSection(Section):
         """The objective of a phase."""
         raise NotImplementedError
 
-    def prepare_model(self, model: Any) -> None:
-        """Changes a new model before it is trained, such as freezing what the objective does not train."""
-        return
+    def prepare_model(self, model: Any) -> Any:
+        """The model that is trained, given the task model: the same, with parts frozen, or a larger one around it."""
+        return model
 
 
 class MaskRateSchedule(Section):
@@ -53,8 +58,9 @@ class MaskRateSchedule(Section):
     kind: Literal["linear", "cosine"] = "linear"
 
 
-@register_objective("masked_lm")
-class MaskedLM(ObjectiveSection):
+class MaskingSection(ObjectiveSection):
+    """The keys of objectives that mask tokens."""
+
     rate: Rate | MaskRateSchedule = 0.3
     """The share of tokens that is masked and predicted, constant or scheduled over each phase."""
     mask_share: Share = 0.8
@@ -65,8 +71,6 @@ class MaskedLM(ObjectiveSection):
     """What is selected together: token, word, span (of tokens), word_span, or a registered masking."""
     masking_options: dict[str, Any] = {}
     """Keyword arguments of a registered masking."""
-    sentence_order: bool = False
-    """Adds sentence-order prediction (Lan et al., 2020)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +92,7 @@ class MaskedLM(ObjectiveSection):
         return name
 
     @model_validator(mode="after")
-    def _check(self) -> MaskedLM:
+    def _check(self) -> MaskingSection:
         if self.mask_share + self.random_share > 1 + 1e-9:
             shares = f"mask_share {self.mask_share} and random_share {self.random_share}"
             raise ValueError(f"has {shares}; their sum must be at most 1")
@@ -99,28 +103,83 @@ class MaskedLM(ObjectiveSection):
         return self
 
     @property
-    def model_task(self) -> str:
-        return "pretraining" if self.sentence_order else "masked-lm"
-
-    @property
     def labelled_share(self) -> float:
         return (self.rate.start + self.rate.end) / 2 if isinstance(self.rate, MaskRateSchedule) else self.rate
 
-    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+    def build_masking(self, vocabulary: Vocabulary) -> MaskedLanguageModeling:
         from bertblocks import objectives
         from bertblocks.objectives.maskings import get_masking
 
         rate = self.rate
-        masking = objectives.MaskedLanguageModeling(
+        return objectives.MaskedLanguageModeling(
             vocabulary,
             objectives.RateSchedule(rate.start, rate.end, rate.kind) if isinstance(rate, MaskRateSchedule) else rate,
             self.mask_share,
             self.random_share,
             get_masking(self.masking, self.masking_options),
         )
+
+
+@register_objective("masked_lm")
+class MaskedLM(MaskingSection):
+    sentence_order: bool = False
+    """Adds sentence-order prediction (Lan et al., 2020)."""
+
+    @property
+    def model_task(self) -> str:
+        return "pretraining" if self.sentence_order else "masked-lm"
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        masking = self.build_masking(vocabulary)
         if not self.sentence_order:
             return masking
         return objectives.SentenceOrder(vocabulary, masking, config.type_vocab_size >= 2)
+
+
+@register_objective("replaced_tokens")
+class ReplacedTokens(MaskingSection):
+    """Replaced token detection (Clark et al., 2020): a small generator fills masks, the model finds its fillings."""
+
+    rate: Rate | MaskRateSchedule = 0.15
+    mask_share: Share = 1.0
+    random_share: Share = 0.0
+    generator: dict[str, Any] | None = None
+    """Config keys of the generator that differ from the model's. Default: a quarter of its heads and width."""
+    sharing: Literal["none", "tied", "gradient_disentangled"] = "gradient_disentangled"
+    """Token embeddings: separate, one table for both, or the generator's plus a table of differences (DeBERTaV3)."""
+    weight: Positive = 50.0
+    """The weight of the discriminator's loss."""
+
+    @property
+    def model_task(self) -> str:
+        return "replaced-token-detection"
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.ReplacedTokens(self.build_masking(vocabulary), self.weight)
+
+    def prepare_model(self, model: Any) -> Any:
+        """Adds the generator."""
+        from bertblocks.models import BertBlocksForMaskedLM, GeneratorAndDiscriminator
+
+        generator = BertBlocksForMaskedLM(self.generator_config(model.config))
+        return GeneratorAndDiscriminator(generator, model, self.sharing)
+
+    def generator_config(self, config: BertBlocksConfig) -> BertBlocksConfig:
+        """The generator's config: the model's, with the keys of `generator` and without what they imply."""
+        own = self.generator
+        if own is None:
+            heads = max(config.num_attention_heads // 4, 1)
+            width = {"num_attention_heads": heads, "hidden_size": heads * config.head_dim}
+            own = {**width, "intermediate_size": max(config.intermediate_size // 4, 1)}
+        values = {"embedding_size": config.embedding_size, **config.to_dict()}
+        for keys, implied in IMPLIED.items():
+            if keys & set(own):
+                values = {key: value for key, value in values.items() if key not in implied}
+        return type(config).from_dict({**values, **own})
 
 
 @register_objective("sentence_order")
@@ -138,13 +197,14 @@ class SentenceOrder(ObjectiveSection):
 
         return objectives.SentenceOrder(vocabulary, token_types=config.type_vocab_size >= 2)
 
-    def prepare_model(self, model: Any) -> None:
+    def prepare_model(self, model: Any) -> Any:
         """Freezes the masked-LM head and the decoder's bias, which sentence order alone does not train."""
         head = [*([] if model.head is None else model.head.parameters()), *model.decoder.parameters()]
         shared = {id(parameter) for parameter in model.base_model.parameters()}
         for parameter in head:
             if id(parameter) not in shared:
                 parameter.requires_grad_(False)
+        return model
 
 
 @register_objective("masked_diffusion")

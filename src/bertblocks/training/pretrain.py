@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from bertblocks.core.console import make_console
 from bertblocks.core.messages import short_repr
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.storage import atomic_entries, read_json, write_json
+from bertblocks.models import GeneratorAndDiscriminator
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.pretraining import write_pretraining_report
@@ -23,7 +25,7 @@ from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
 from bertblocks.training.checkpoints import describe_removed
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
-from bertblocks.training.distributed import World, join
+from bertblocks.training.distributed import World, join, to_full
 from bertblocks.training.held_out import FilledMask, HeldOutEvaluator, UnigramBaseline, fill_masks
 from bertblocks.training.loop import Outcome, Trainer
 from bertblocks.training.pretraining_task import PretrainingTask
@@ -184,8 +186,8 @@ def _finish(
         if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
             metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, tokens)
         filled = fill_masks(trainer.model, corpus.tokenizer, held_out, SHOWN_MASKS)
-        snapshot = Snapshot(trainer.model, [], None)
-        world.run_on_main(lambda: write_model(recipe.folder / "model", snapshot, corpus.tokenizer))
+        for name, snapshot in final_models(trainer.model).items():
+            world.run_on_main(partial(write_model, recipe.folder / name, snapshot, corpus.tokenizer))
     metrics |= UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer)).evaluate(held_out.targets)
     state = outcome.state
     facts = {
@@ -216,6 +218,18 @@ def _finish(
 
     world.run_on_main(write)
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
+
+
+def final_models(model: Any) -> dict[str, Snapshot]:
+    """The models that a run writes, by the names of their folders."""
+    if not isinstance(model, GeneratorAndDiscriminator):
+        return {"model": Snapshot(model, [], None)}
+    parts = {"model": model.discriminator, "generator": model.generator}
+    for part in parts.values():
+        part.config.architectures = [type(part).__name__]
+    snapshots = {name: Snapshot(part, [], None) for name, part in parts.items()}
+    snapshots["model"].weights["model.embedding.token.weight"] = to_full(model.merged_embeddings().detach()).cpu()
+    return snapshots
 
 
 def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:
