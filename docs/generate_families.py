@@ -149,6 +149,14 @@ a new masked-LM head, even if the file has one in the newer layout (`lm_predicti
 of a sequence classifier without a `problem_type` mean several labels here and a distribution over classes in
 transformers.
 
+## Decoders
+
+Llama, Mistral, Qwen3 and ModernBERT's decoder are causal, unless `is_causal` is false in the config or the class is one
+of LLM2Vec's (`LlamaBiModel` and others). transformers' classes ignore `is_causal`, so a bidirectional model gives other
+results there. The task masked-lm reads and writes their `ForCausalLM` classes: the logits of a token predict the next
+one, and BertBlocks does not shift labels. CLIP's text tower opens from a folder that `CLIPTextModel` saved; its pooled
+output is the last token (`pooling="last"`), and its projection is not read.
+
 ## What is not kept
 
 - DeBERTa in transformers has two layouts of the masked-LM head. BertBlocks reads both and writes the newer one, as the

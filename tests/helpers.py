@@ -87,6 +87,7 @@ def naive_attention(
     half_window: int | None = None,
     num_global_tokens: int = 0,
     slopes: list[float] | None = None,
+    is_causal: bool = False,
 ) -> Tensor:
     """One query, one head and one key at a time."""
     tokens, heads, _ = q.shape
@@ -96,7 +97,7 @@ def naive_attention(
             kv = h * k.shape[1] // heads
             scores, values = [], []
             for j in range(tokens):
-                is_near = half_window is None or abs(i - j) <= half_window
+                is_near = (half_window is None or abs(i - j) <= half_window) and not (is_causal and j > i)
                 if is_near or i < num_global_tokens or j < num_global_tokens:
                     score = float(q[i, h] @ k[j, kv]) * scale
                     scores.append(score - (slopes[h] * abs(i - j) if slopes else 0.0))

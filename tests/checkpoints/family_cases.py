@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from transformers import (
     AlbertConfig,
     BertConfig,
     BertGenerationConfig,
     CamembertConfig,
+    CLIPTextConfig,
     Data2VecTextConfig,
     DebertaConfig,
     DebertaV2Config,
@@ -25,11 +27,15 @@ from transformers import (
     GteConfig,
     IBertConfig,
     JinaEmbeddingsV3Config,
+    LlamaConfig,
     MegatronBertConfig,
+    MistralConfig,
     ModernBertConfig,
+    ModernBertDecoderConfig,
     MPNetConfig,
     NomicBertConfig,
     PreTrainedConfig,
+    Qwen3Config,
     RobertaConfig,
     RobertaPreLayerNormConfig,
     RoFormerConfig,
@@ -57,6 +63,10 @@ class FamilyCase:
     no_dropout: dict[str, Any] = field(default_factory=dict)
     #: Other configs of the family that outputs must agree on too, each a set of options.
     variants: tuple[dict[str, Any], ...] = ()
+    #: Outputs of transformers that BertBlocks does not have.
+    other_outputs: frozenset[str] = frozenset({"past_key_values"})
+    #: Whether transformers' last hidden state comes after the final norm, as in BertBlocks.
+    normalizes_last_state: bool = True
     #: Restores weights that are not free, after the tests have changed all of them at random.
     restore: Callable[[Any], None] = lambda model: None
 
@@ -85,6 +95,32 @@ def restore_roformer(model: Any) -> None:
     restore_bert(model)
     table = model.base_model.encoder.embed_positions
     table.weight.copy_(table.create_weight())
+
+
+def show_later_tokens(model: Any) -> None:
+    """If a config asks for it, makes a decoder of transformers bidirectional by a mask for every pair of tokens."""
+    if getattr(model.config, "is_causal", True):
+        return
+
+    def widen(module: Any, arguments: Any, options: Any) -> Any:
+        mask = options["attention_mask"]  # [rows, length]
+        index, window = torch.arange(mask.shape[1]), getattr(model.config, "sliding_window", None) or mask.shape[1]
+        visible = (mask[:, None, None] == 1) & ((index[:, None] - index).abs() < window)
+        return arguments, {**options, "attention_mask": torch.where(visible, 0.0, torch.finfo(torch.float32).min)}
+
+    model.base_model.register_forward_pre_hook(widen, with_kwargs=True)
+
+
+def llama_case(config_class: Callable[..., PreTrainedConfig], *variants: dict[str, Any]) -> FamilyCase:
+    # without a norm on the embeddings hidden states grow, and rounding errors with them
+    options = {"pad_token_id": 0, "initializer_range": 0.1, "num_key_value_heads": 2, "head_dim": 8}
+    options["max_position_embeddings"] = 320
+    return FamilyCase(
+        make_config=lambda **more: config_class(**{**SIZES, **options, **more}),
+        no_dropout={"classifier_dropout": 0.0},
+        variants=({"is_causal": False, "rms_norm_eps": 1e-3}, *variants),
+        restore=show_later_tokens,
+    )
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -287,6 +323,33 @@ FAMILY_CASES: dict[str, FamilyCase] = {
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.3},
             {"rope_parameters": {"rope_theta": 300.0}},
         ),
+    ),
+    "llama": llama_case(
+        LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_theta": 300.0}},
+    ),
+    "mistral": llama_case(MistralConfig, {"sliding_window": 20}, {"sliding_window": None, "is_causal": False}),
+    "qwen3": llama_case(
+        Qwen3Config,
+        {"attention_bias": True, "head_dim": 12, "tie_word_embeddings": True},
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2},
+    ),
+    "modernbert-decoder": FamilyCase(
+        make_config=lambda **options: ModernBertDecoderConfig(
+            **{**SIZES, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0), **options}
+        ),
+        variants=(
+            {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+            {"local_attention": 34, "classifier_activation": "relu", "decoder_bias": False},
+        ),
+    ),
+    "clip_text_model": FamilyCase(
+        make_config=lambda **options: CLIPTextConfig(
+            **{**SIZES, "pad_token_id": 0, "eos_token_id": 3, "max_position_embeddings": 320, **options}
+        ),
+        variants=({"hidden_act": "gelu", "layer_norm_eps": 1e-3},),
+        other_outputs=frozenset({"pooler_output"}),
+        normalizes_last_state=False,
     ),
     "deberta": FamilyCase(
         make_config=lambda **options: DebertaConfig(**{**SIZES, **DEBERTA_OPTIONS, **options}),

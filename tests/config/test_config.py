@@ -259,7 +259,7 @@ def test_a_wrong_type_in_a_key_that_implies_others_raises() -> None:
         ("attention_backend", "flas", ["auto", "sdpa", "eager", "did you mean 'flash'"]),
         ("kernel_backend", "triton", ["auto", "liger", "torch"]),
         ("init_kind", "megatrn", ["trunc_normal", "did you mean 'megatron'"]),
-        ("classifier_pooling", "avg", ["cls", "mean", "max"]),
+        ("classifier_pooling", "avg", ["cls", "last", "mean", "max"]),
         ("classifier_head", "linear", ["pooler", "dense", "none"]),
         ("problem_type", "classification", ["regression", "single_label_classification"]),
     ],
@@ -585,7 +585,7 @@ def valid_options(draw: Any) -> dict:
         "unpad": draw(st.booleans()),
         "pooler": draw(st.booleans()),
         "classifier_head": draw(st.sampled_from(["dense", "none"])),
-        "classifier_pooling": draw(st.sampled_from(["cls", "mean", "max"])),
+        "classifier_pooling": draw(st.sampled_from(["cls", "last", "mean", "max"])),
         "num_labels": draw(st.integers(1, 5)),
     }
     if not is_ngpt:

@@ -46,6 +46,8 @@ PATTERNS = {
     "local": {"half_window": WINDOW // 2},
     "local with global tokens": {"half_window": WINDOW // 2, "num_global_tokens": 2},
     "window of nothing but oneself": {"half_window": 0},
+    "causal": {"is_causal": True},
+    "causal and local": {"half_window": WINDOW // 2, "is_causal": True},
 }
 
 

@@ -102,7 +102,7 @@ def test_tokens_masked_inside_a_sequence_do_not_affect_others(
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.sampled_from(["cls", "mean", "max"]), st.integers(0, 1000))
+@given(lengths, st.sampled_from(["cls", "last", "mean", "max"]), st.integers(0, 1000))
 def test_a_sequence_label_depends_on_its_own_sequence_only(lengths: Any, pooling: Any, seed: Any) -> None:
     torch.manual_seed(seed)
     config = tiny_config(classifier_pooling=pooling, classifier_head="dense", num_labels=3, num_hidden_layers=1)

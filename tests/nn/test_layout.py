@@ -335,11 +335,16 @@ def test_memo_computes_a_value_once() -> None:
 def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
     """Pools one sequence at a time; a sequence without tokens gives 0."""
     size = 3
-    reduce = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0).values}[kind]
+    reduce = {
+        "cls": lambda x: x[0],
+        "last": lambda x: x[-1],
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.max(0).values,
+    }[kind]
     return torch.stack([reduce(x) if len(x) else torch.zeros(size) for x in rows]) if rows else torch.zeros(0, size)
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
 @settings(max_examples=30, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
 def test_pooling_a_padded_batch_uses_only_real_tokens(kind: Any, mask: Any, unpad: Any) -> None:
@@ -349,7 +354,7 @@ def test_pooling_a_padded_batch_uses_only_real_tokens(kind: Any, mask: Any, unpa
     torch.testing.assert_close(pool(layout.gather(x), layout, kind), expected)
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(0, 4), max_size=5))
 def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind: Any, lengths: Any) -> None:
@@ -359,7 +364,7 @@ def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind: Any, lengths: A
     torch.testing.assert_close(pool(x, layout, kind), plain_pool(list(x.split(lengths)) if lengths else [], kind))
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
 def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
     x = torch.randn(2, 5, 3) - 5.0
     layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1], [5, 0]]), (2, 5))
@@ -368,7 +373,7 @@ def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
 def test_values_at_padding_never_reach_a_pooled_vector(kind: Any, unpad: Any) -> None:
     """Not even NaN or infinity."""
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
@@ -380,5 +385,5 @@ def test_values_at_padding_never_reach_a_pooled_vector(kind: Any, unpad: Any) ->
 
 def test_an_unknown_pooling_raises() -> None:
     layout = SequenceLayout.from_shape(1, 2, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, mean, max"):
+    with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, last, mean, max"):
         pool(torch.zeros(2, 3), layout, "sum")

@@ -55,6 +55,13 @@ OTHERS = [
         "layer_overrides": {1: {"num_kv_heads": 1, "mlp_type": "glu"}, 2: {"local_attention_window_size": 4}},
     },
 ]
+CAUSAL = [
+    {"causal": True, "norm_pos": "pre", **window, **position}
+    for window, position in itertools.product(WINDOWS[:2], POSITIONS)
+] + [
+    {"causal": True, "ngpt": True, "block_pos_enc_kind": "rope"},
+    {"causal": True, "local_attention": True, "layer_overrides": {1: {"causal": False}}, "num_kv_heads": 2},
+]
 DISENTANGLED = [
     {"block_pos_enc_kind": "disentangled", "disentangled_scores": ["c2p"], "attention_key_bias": False},
     {"block_pos_enc_kind": "disentangled", "disentangled_scores": ["p2c"], "attention_key_bias": False},
@@ -112,6 +119,7 @@ CHOICES = [
     *ATTENTION,
     *NGPT,
     *OTHERS,
+    *CAUSAL,
     *DISENTANGLED,
     *CONVOLUTIONS,
     *SCALES,

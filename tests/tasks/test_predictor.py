@@ -512,7 +512,7 @@ def test_pooling_and_prompts_come_from_the_checkpoint(tmp_path: Path, tokenizer:
     ("files", "message"),
     [
         ({"modules": modules("Transformer", "Pooling", "Dense")}, "has a Dense module"),
-        ({"1_Pooling__config": {"pooling_mode_lasttoken": True}}, "the pooling is pooling_mode_lasttoken"),
+        ({"1_Pooling__config": {"pooling_mode_weightedmean_tokens": True}}, "the pooling is pooling_mode_weightedmean"),
         ({"1_Pooling__config": {"pooling_mode": ["mean", "max"]}}, "the pooling is mean and max"),
         ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
     ],
@@ -550,7 +550,7 @@ def test_invalid_predictor_settings_raise(tokenizer: Any) -> None:
         ({"threads": 0}, "threads is 0; it must be at least 1"),
         ({"token_budget": -1}, "token_budget is -1; it must be at least 1"),
         ({"too_long": "cut"}, "too_long is 'cut'; it must be one of error, truncate, window"),
-        ({"pooling": "sum"}, "pooling is 'sum'; it must be one of cls, mean, max"),
+        ({"pooling": "sum"}, "pooling is 'sum'; it must be one of cls, last, mean, max"),
         ({"max_length": 2}, "max_length is 2; it must leave room for text next to the 2 special tokens"),
         ({"task": "base"}, "task is 'base'; it requires a folder"),
     ):

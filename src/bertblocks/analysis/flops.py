@@ -31,7 +31,7 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
     """
     one_vector = isinstance(model, (BertBlocksModel, BertBlocksForSequenceClassification))
     if scored is None:
-        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.uses_first_token_only else length
+        scored = 1 if isinstance(model, BertBlocksForSequenceClassification) and model.chosen_tokens else length
     last = ["encoder", "layers", str(model.base_model.encoder.order[-1])]
     counts = dict.fromkeys((EMBEDDING, PROJECTIONS, SCORES, FEED_FORWARD, HEAD), 0)
     runs = Counter(model.base_model.encoder.order)
@@ -63,7 +63,9 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
             label = names.get(part, part)
             counts[label] = counts.get(label, 0) + flops
         elif isinstance(module, Attention):
-            pairs = visible_pairs(length, module.pattern.half_window, module.pattern.num_global_tokens)
+            pairs = visible_pairs(
+                length, module.pattern.half_window, module.pattern.num_global_tokens, module.pattern.is_causal
+            )
             # one product for the scores and one for the values
             products = 2
             if isinstance(module.position, DisentangledPosition):
@@ -83,13 +85,15 @@ def _distance_flops(attention: Attention, position: DisentangledPosition, length
     return 2 * num_vectors * attention.qkv.in_features * sum(sizes or attention.sizes[:2])
 
 
-def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0) -> int:
+def visible_pairs(length: int, half_window: int | None, num_global_tokens: int = 0, is_causal: bool = False) -> int:
     """Counts the (query, key) pairs of a sequence that attention allows.
 
     Example:
         >>> visible_pairs(10, None), visible_pairs(10, 1), visible_pairs(10, 1, num_global_tokens=1)
         (100, 28, 44)
     """
+    if is_causal:  # half of the pairs, and the tokens themselves
+        return (visible_pairs(length, half_window) + length) // 2
     if half_window is None:
         return length * length
     num_global = min(num_global_tokens, length)

@@ -19,11 +19,13 @@ MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "co
 #: The poolings of BertBlocks by sentence-transformers' names, new and old.
 POOLINGS = {
     "cls": "cls",
+    "lasttoken": "last",
     "mean": "mean",
     "max": "max",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
 }
 
 
@@ -93,7 +95,9 @@ def _read_pooling(path: Path) -> str:
     if named is not None:
         modes = [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ValueError(f"{path}: the pooling is {' and '.join(modes) or 'missing'}; it must be cls, mean or max.")
+        raise ValueError(
+            f"{path}: the pooling is {' and '.join(modes) or 'missing'}; it must be cls, last, mean or max."
+        )
     if values.get("include_prompt") is False:
         raise ValueError(f"{path}: include_prompt is false; BertBlocks always pools over the prompt too.")
     return POOLINGS[modes[0]]

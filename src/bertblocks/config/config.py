@@ -180,6 +180,8 @@ class BertBlocksConfig(PreTrainedConfig):
     attention_scale: float = IMPLIED
     #: Whether a learned RMSNorm is applied to each head's queries and keys.
     qk_norm: bool = False
+    #: Whether tokens see only themselves and earlier tokens, as in decoders. `model.set_causal` changes it.
+    causal: bool = False
     #: Whether layers use sliding windows, except those that global_attention_every_n_layers makes global.
     local_attention: bool = False
     #: Window size of local layers: tokens see half of this on either side, so 128 means 64 to the left and right.
@@ -259,7 +261,7 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Whether the head for replaced token detection reads the norm of each token plus the first one, as in DeBERTaV3,
     #: instead of each token, as in ELECTRA. Implied: true if block_pos_enc_kind is disentangled.
     detector_norm: bool = IMPLIED
-    #: How a sequence classifier pools tokens: the first token (cls), or the mean or max of all.
+    #: How a sequence classifier pools tokens: the first token (cls), the last one, or the mean or max of all.
     classifier_pooling: str = "cls"
     #: Head before the final linear layer of a sequence classifier: pooler (BERT), dense (ModernBERT, RoBERTa) or none.
     classifier_head: str = "pooler"
@@ -275,6 +277,8 @@ class BertBlocksConfig(PreTrainedConfig):
     classifier_head_on_tokens: bool = False
     #: Whether the final linear layer of a classifier has a bias.
     classifier_bias: bool = True
+    #: Whether that of token classification and question answering has one. Implied: classifier_bias.
+    token_classifier_bias: bool = IMPLIED
     #: Lowest noise level of masked diffusion, which draws from [diffusion_min_time, 1].
     diffusion_min_time: float = 1e-3
 
@@ -395,6 +399,7 @@ class BertBlocksConfig(PreTrainedConfig):
             "embedding_projection": self.embedding_size not in (None, self.hidden_size),
             "num_hidden_groups": self.num_hidden_layers,
             "token_classifier_dropout": self.classifier_dropout,
+            "token_classifier_bias": self.classifier_bias,
             "qa_dropout": self.classifier_dropout if self.classifier_head_on_tokens else 0.0,
             "embedding_norm": not self.ngpt,
             "attention_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),

@@ -36,7 +36,7 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "kernel_backend": lambda: ["auto", "liger", "torch"],
     "quantization": lambda: ["int8"],
     "init_kind": lambda: ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet", "ngpt"],
-    "classifier_pooling": lambda: ["cls", "mean", "max"],
+    "classifier_pooling": lambda: ["cls", "last", "mean", "max"],
     "classifier_head": lambda: ["pooler", "dense", "none"],
     "problem_type": lambda: ["regression", "single_label_classification", "multi_label_classification"],
 }
@@ -93,6 +93,7 @@ LAYER_KEYS = {
     "attention_key_bias",
     "attention_out_bias",
     "block_pos_enc_kind",
+    "causal",
     "local_attention_window_size",
     "num_global_tokens",
     "attention_dropout",
@@ -337,6 +338,11 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     key_only = c.attention_key_bias and not c.attention_qkv_bias
     yield "attention_key_bias", key_only, "it requires attention_qkv_bias true"
     yield "num_global_tokens", c.num_global_tokens and not c.local_attention, "it requires local_attention true"
+    yield (
+        "num_global_tokens",
+        c.num_global_tokens and c.causal,
+        "it must be 0 with causal, which hides later tokens",
+    )
     is_flash = c.attention_backend == "flash"
     why = "attention_backend 'flash' does not support global tokens; 'sdpa' and 'eager' do"
     yield "num_global_tokens", is_flash and c.num_global_tokens, why

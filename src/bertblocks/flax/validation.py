@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: Keys with one value in JAX.
 ONLY_VALUES: dict[str, object] = {
+    "causal": False,
     "input_conv_size": 0,
     "residual_fn": "add",
     "task_type_vocab_size": 0,
@@ -31,6 +32,7 @@ def supported() -> dict[str, list[str]]:
     return {
         **{registry.key: registry.choices() for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS, GATES)},
         **{key: list(ACTIVATIONS) for key in ("hidden_act", "mlm_head_act", "classifier_head_act")},
+        "classifier_pooling": ["cls", "mean", "max"],
         # all backends give the same result; JAX computes it in its own way
         "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,23 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
         config.local_rope_theta = local_theta  # it would follow the global theta otherwise
         for index, position in positions.items():
             position.theta = config.for_layer(index).rope_theta
+
+    def set_causal(self, causal: bool) -> None:
+        """Hides later tokens in all layers, or shows them; a layer with `causal` in `layer_overrides` keeps its value.
+
+        Example:
+            >>> from bertblocks import BertBlocksModel
+            >>> model = BertBlocksModel(BertBlocksConfig.from_preset("mini", causal=True))
+            >>> model.set_causal(False)
+            >>> model.config.causal, model.encoder.layers[0].attention.pattern.is_causal
+            (False, False)
+        """
+        self.config.causal = causal
+        self.config.validate()
+        encoder = self.base_model.encoder
+        for group, layer in enumerate(encoder.layers):
+            is_causal = self.config.for_layer(encoder.order.index(group)).causal
+            layer.attention.pattern = dataclasses.replace(layer.attention.pattern, is_causal=is_causal)
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> None:
         """As in transformers, but the weights carry checksums and are flushed to disk.

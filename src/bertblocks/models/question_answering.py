@@ -42,7 +42,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         self.model = BertBlocksModel(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = Dropout(config.qa_dropout)
-        self.spans = Linear(config.hidden_size, 2, config.classifier_bias, role="classifier")
+        self.spans = Linear(config.hidden_size, 2, config.token_classifier_bias, role="classifier")
         self.post_init()
 
     @can_return_tuple

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from bertblocks.models.masked_lm import IGNORE
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.head import get_classifier_head, keep_firsts, pool
+from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
@@ -48,9 +50,11 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         self.post_init()
 
     @property
-    def uses_first_token_only(self) -> bool:
-        """Whether the head reads only the first token of each sequence."""
-        return self.model.pooler is not None or self.config.classifier_pooling == "cls"
+    def chosen_tokens(self) -> Callable[[SequenceLayout], Tensor] | None:
+        """Return the tokens that the head reads, if it reads one of each sequence: the first or the last."""
+        if self.model.pooler is not None or self.config.classifier_pooling == "cls":
+            return lambda layout: layout.first_tokens
+        return (lambda layout: layout.last_tokens) if self.config.classifier_pooling == "last" else None
 
     @can_return_tuple
     def forward(
@@ -76,12 +80,12 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
             position_ids,
             inputs_embeds,
             **options,
-            token_indices=(lambda layout: layout.first_tokens) if self.uses_first_token_only else None,
+            token_indices=self.chosen_tokens,
         )
         hidden, head = encoded.hidden, self.classifier_head
         if head is not None and self.config.classifier_head_before_pooling:
             hidden, head = head(hidden), None
-        if self.uses_first_token_only:
+        if self.chosen_tokens is not None:
             pooled = keep_firsts(hidden, encoded.layout)
         else:
             pooled = pool(hidden, encoded.layout, self.config.classifier_pooling)

@@ -42,7 +42,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         self.model = BertBlocksModel(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = Dropout(config.token_classifier_dropout)
-        self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias, role="classifier")
+        self.tagger = Linear(config.hidden_size, config.num_labels, config.token_classifier_bias, role="classifier")
         self.post_init()
 
     @can_return_tuple

@@ -60,6 +60,7 @@ class Attention(nn.Module):
         scale: float | None = None,
         qk_norm_weight: str = "scale",
         gate: AttentionGate | None = None,
+        is_causal: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -77,7 +78,7 @@ class Attention(nn.Module):
             object.__setattr__(self, "position", position)  # the encoder owns it, so it must not be a submodule here
         else:
             self.position = position
-        self.pattern = AttentionPattern(half_window, num_global_tokens, position)
+        self.pattern = AttentionPattern(half_window, num_global_tokens, position, is_causal)
         self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
         self.gate = gate
         self.dropout = dropout
@@ -171,6 +172,8 @@ class Attention(nn.Module):
         ]
         if self.pattern.num_global_tokens:
             parts.append(f"global_tokens={self.pattern.num_global_tokens}")
+        if self.pattern.is_causal:
+            parts.append("causal")
         return ", ".join(parts)
 
 
@@ -201,4 +204,5 @@ def get_attention(
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
         key_bias=config.attention_key_bias,
+        is_causal=config.causal,
     )

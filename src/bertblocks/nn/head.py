@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
-    """Pool the real tokens of each sequence: the first ("cls"), their "mean" or "max"; 0 for an empty sequence.
+    """Pool the real tokens of each sequence: the first ("cls"), the "last", their "mean" or "max"; 0 for empty ones.
 
     Example:
         >>> import torch
@@ -32,6 +32,8 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
         return x.new_zeros(layout.num_sequences, x.shape[-1])
     if kind == "cls":
         return keep_firsts(x[layout.first_tokens], layout)
+    if kind == "last":
+        return keep_firsts(x[layout.last_tokens], layout)
     empty = x.new_zeros(layout.num_sequences, x.shape[-1])
     real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
     if kind == "mean":
@@ -42,11 +44,11 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
         index = layout.sequence_ids[:, None].expand_as(x)
         highest = empty.scatter_reduce(0, index, x, reduce="amax", include_self=False)
         return highest.masked_fill(_is_empty(layout), 0.0)
-    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, mean, max.")
+    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, last, mean, max.")
 
 
 def keep_firsts(firsts: Tensor, layout: SequenceLayout) -> Tensor:
-    """Return `pool(x, layout, "cls")` from the tokens `layout.first_tokens`, or from none if the batch is empty."""
+    """Return `pool(x, layout, "cls")` from `layout.first_tokens`, or `"last"` from the last ones; 0 for empty rows."""
     if firsts.shape[0] == 0:
         return firsts.new_zeros(layout.num_sequences, firsts.shape[-1])
     return firsts.masked_fill(_is_empty(layout), 0.0)

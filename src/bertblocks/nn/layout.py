@@ -208,6 +208,17 @@ class SequenceLayout:
         starts = self.cu_seqlens[:-1].long()
         return torch.where(self.length_tensor > 0, starts, torch.zeros_like(starts))
 
+    @property
+    def last_tokens(self) -> Tensor:
+        """The flat index of every sequence's last token; 0 for an empty sequence."""
+        if self.key_mask is None:
+            ends = self.cu_seqlens[1:].long() - 1
+        else:
+            columns = torch.arange(self.key_mask.shape[1], device=self.device)
+            rows = torch.arange(self.key_mask.shape[0], device=self.device) * self.key_mask.shape[1]
+            ends = rows + (columns * self.key_mask).amax(1)
+        return torch.where(self.length_tensor > 0, ends, torch.zeros_like(ends))
+
     def slices(self) -> list[slice]:
         """Return the tokens of each non-empty sequence."""
         rows, row_length = self.rectangle or (0, 0)

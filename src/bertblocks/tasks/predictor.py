@@ -100,8 +100,8 @@ class Predictor:
         self.prompts = settings.prompts
         self.default_prompt = settings.default_prompt
         self.pooling = pooling or settings.pooling
-        if self.pooling not in ("cls", "mean", "max"):
-            raise ValueError(f"pooling is {pooling!r}; it must be one of cls, mean, max.")
+        if self.pooling not in ("cls", "last", "mean", "max"):
+            raise ValueError(f"pooling is {pooling!r}; it must be one of cls, last, mean, max.")
         self.max_length = max_length or max_sequence_length(self.model, tokenizer, settings.max_length)
         self._engine = Engine(self.model, threads, token_budget)
         self._splitter = SequenceSplitter(TextTokenizer(tokenizer), self.max_length, too_long, overlap)

@@ -81,6 +81,8 @@ class PretrainingTask(TrainingTask):
         theta = phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             model.set_rope_theta(theta)
+        if phase.causal is not None and model.config.causal != phase.causal:
+            model.set_causal(phase.causal)
 
     def step_info(self, step: int) -> dict[str, Any]:
         planned = self.plan.at(step)

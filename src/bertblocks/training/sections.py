@@ -128,6 +128,8 @@ class Phase(Section):
     """Overrides the objective's rate."""
     rope_theta: Positive | None = None
     """A new RoPE theta for the global layers."""
+    causal: bool | None = None
+    """Whether tokens see only earlier ones, from this phase on."""
     mixture: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Weights of sources by name, which override their own. Sources that are not listed are not used."""
     lr: Positive | None = None

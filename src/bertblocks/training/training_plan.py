@@ -66,6 +66,7 @@ class PhasePlan:
     length: int
     objective: ObjectiveSection
     rope_theta: float | None
+    causal: bool | None
     mixture: dict[str, float]
     peak: float
     schedule: ScheduleSection | None
@@ -157,11 +158,12 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
     length, batch_tokens, peak = DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS, recipe.optimizer.lr
     objective = recipe.objective
     mixture = {source.name: source.weight for source in recipe.corpus.sources}
-    theta = None
+    theta = causal = None
     step = token = 0
     for index, phase in enumerate(recipe.phases):
         length, batch_tokens = phase.length or length, phase.batch_tokens or batch_tokens
         peak, theta = phase.lr or peak, phase.rope_theta or theta
+        causal = causal if phase.causal is None else phase.causal
         objective, mixture = phase.objective or objective, phase.mixture or mixture
         if phase.mask_rate is not None:
             objective = objective.model_copy(update={"rate": phase.mask_rate})
@@ -178,6 +180,7 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
                 length=length,
                 objective=objective,
                 rope_theta=theta,
+                causal=causal,
                 mixture=mixture,
                 peak=peak,
                 schedule=phase.schedule,

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from bertblocks.checkpoints.families.albert import ALBERT
 from bertblocks.checkpoints.families.bert import BERT
 from bertblocks.checkpoints.families.bert_generation import BERT_GENERATION
+from bertblocks.checkpoints.families.clip import CLIP_TEXT
 from bertblocks.checkpoints.families.deberta import DEBERTA, DEBERTA_V2
 from bertblocks.checkpoints.families.distilbert import DISTILBERT
 from bertblocks.checkpoints.families.electra import ELECTRA
@@ -18,8 +19,9 @@ from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.families.ibert import IBERT
 from bertblocks.checkpoints.families.jina import JINA_V3
+from bertblocks.checkpoints.families.llama import LLAMA, MISTRAL, QWEN3
 from bertblocks.checkpoints.families.megatron_bert import MEGATRON_BERT
-from bertblocks.checkpoints.families.modernbert import MODERNBERT
+from bertblocks.checkpoints.families.modernbert import MODERNBERT, MODERNBERT_DECODER
 from bertblocks.checkpoints.families.mosaic_bert import JINA_BERT, MOSAIC_BERT
 from bertblocks.checkpoints.families.mpnet import MPNET
 from bertblocks.checkpoints.families.neobert import NEOBERT
@@ -70,6 +72,11 @@ FAMILIES: dict[str, Family] = {
         JINA_V3,
         JINA_BERT,
         MOSAIC_BERT,
+        LLAMA,
+        MISTRAL,
+        QWEN3,
+        MODERNBERT_DECODER,
+        CLIP_TEXT,
     )
 }
 

@@ -142,6 +142,8 @@ class Family:
     #: Our keys from those of their tensors that hold settings instead of weights, and those tensors from our config.
     read_buffers: Callable[[dict[str, Tensor], BertBlocksConfig], dict[str, Any]] | None = None
     write_buffers: Callable[[BertBlocksConfig, torch.dtype], dict[str, Tensor]] | None = None
+    #: The names of the encoder in the models of some tasks, if they differ.
+    prefixes: dict[str, str] = field(default_factory=dict)
     #: Other classes whose checkpoints contain a task's weights.
     aliases: dict[str, str] = field(default_factory=dict)
     #: The option of their base class that turns the pooler on or off.
@@ -284,13 +286,14 @@ class Family:
         """Converts all of our tensors to theirs."""
         theirs: dict[str, Tensor] = {}
         used: set[str] = set()
+        prefix = self.prefixes.get(task, self.prefix)
         for rule, in_encoder in self.rules(config, task):
             nested = in_encoder and task != "base"
             stem = f"model.{rule.ours}" if nested else rule.ours
             for name, tensor in ours.items():
                 if not rule.is_for(config) or (name != stem and not name.startswith(stem + ".")):
                     continue
-                targets = [f"{self.prefix}.{target}" if nested else target for target in rule.theirs]
+                targets = [f"{prefix}.{target}" if nested else target for target in rule.theirs]
                 for target, part in zip(targets, rule.write(tensor, config), strict=True):
                     theirs[target + name[len(stem) :]] = part
                 used.add(name)
@@ -313,7 +316,9 @@ class Family:
         """A tensor name of theirs in its newest spelling, without the prefix of the encoder."""
         for old, new in self.renamed.items():
             name = re.sub(old, new, name)
-        return name.removeprefix(self.prefix + ".")
+        for prefix in (self.prefix, *self.prefixes.values()):
+            name = name.removeprefix(prefix + ".")
+        return name
 
     def check_unused(self, names: set[str], label: str, task: str) -> None:
         """Raises an error for a tensor of theirs that is neither used, nor part of another task's head, nor ignored.

@@ -1,11 +1,13 @@
-"""ModernBERT (Warner et al., 2024), which also covers Ettin and mmBERT."""
+"""ModernBERT (Warner et al., 2024), which also covers Ettin and mmBERT, and the decoder with the same blocks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bertblocks.checkpoints.families.family import Family, rule
 from bertblocks.checkpoints.families.rope import read_layers, write_layers
+from bertblocks.config import BertBlocksConfig
 
 #: transformers uses the masked-LM head in classifiers too.
 CLASSIFIER_HEAD = (rule("classifier_head.dense", "head.dense"), rule("classifier_head.norm", "head.norm"))
@@ -86,5 +88,51 @@ MODERNBERT = Family(
         "sequence-classification": (*CLASSIFIER_HEAD, rule("classifier", "classifier")),
         "token-classification": (*CLASSIFIER_HEAD, rule("tagger", "classifier")),
         "question-answering": (*CLASSIFIER_HEAD, rule("spans", "classifier")),
+    },
+)
+
+
+def read_decoder(theirs: Any) -> dict[str, Any]:
+    # half of their window is on either side, of which the decoder has one, and it counts the token itself
+    return {**read_rest(theirs), "local_attention_window_size": 2 * (theirs.local_attention // 2 - 1)}
+
+
+def write_decoder(ours: BertBlocksConfig) -> dict[str, Any]:
+    return {**write_layers(ours), "local_attention": ours.local_attention_window_size + 2}
+
+
+NOT_IN_DECODERS = ("classifier_pooling", "local_attention_window_size", "classifier_head_on_tokens")
+MODERNBERT_DECODER = replace(
+    MODERNBERT,
+    name="modernbert-decoder",
+    config_class="ModernBertDecoderConfig",
+    model_classes={
+        "base": "ModernBertDecoderModel",
+        "masked-lm": "ModernBertDecoderForCausalLM",
+        "sequence-classification": "ModernBertDecoderForSequenceClassification",
+    },
+    keys={
+        **{ours: name for ours, name in MODERNBERT.keys.items() if ours not in NOT_IN_DECODERS},
+        "classifier_bias": "classifier_bias",
+    },
+    fixed={
+        **{key: value for key, value in MODERNBERT.fixed.items() if key not in NOT_IN_DECODERS},
+        "causal": True,
+        "classifier_pooling": "last",
+    },
+    read_rest=read_decoder,
+    write_rest=write_decoder,
+    encoder_rules=(
+        *(entry for entry in MODERNBERT.encoder_rules if not entry.ours.endswith("qkv")),
+        rule("encoder.layers.{i}.attention.qkv", *(f"layers.{{i}}.attn.{part}_proj" for part in "qkv")),
+    ),
+    head_rules={
+        "base": (),
+        "masked-lm": (
+            rule("head.dense", "lm_head.dense"),
+            rule("head.norm", "lm_head.norm"),
+            rule("decoder", "decoder"),
+        ),
+        "sequence-classification": (*CLASSIFIER_HEAD, rule("classifier", "classifier")),
     },
 )

@@ -37,7 +37,7 @@ class FlaxBertBlocksForQuestionAnswering(FlaxBertBlocksPreTrainedModel):
     def build(self, config: BertBlocksConfig) -> None:
         self.model = EncoderParts(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.spans = Linear(config.hidden_size, 2, config.classifier_bias)
+        self.spans = Linear(config.hidden_size, 2, config.token_classifier_bias)
 
     def read_labels(self, labels: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         return {name: read_ids(name, value) for name, value in labels.items()}

@@ -30,7 +30,7 @@ class FlaxBertBlocksForTokenClassification(FlaxBertBlocksPreTrainedModel):
     def build(self, config: BertBlocksConfig) -> None:
         self.model = EncoderParts(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
-        self.tagger = Linear(config.hidden_size, config.num_labels, config.classifier_bias)
+        self.tagger = Linear(config.hidden_size, config.num_labels, config.token_classifier_bias)
 
     def read_labels(self, labels: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
         return read_token_labels(labels, inputs, self.config.num_labels, "num_labels")

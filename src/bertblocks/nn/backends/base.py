@@ -22,6 +22,8 @@ class AttentionPattern:
     #: The first tokens of a sequence see all of it and are seen by all of it, whatever the window.
     num_global_tokens: int = 0
     position: BlockPosition | None = None
+    #: Queries see no later keys.
+    is_causal: bool = False
 
     @property
     def has_bias(self) -> bool:
@@ -43,16 +45,24 @@ class AttentionPattern:
 
     def sees_all(self, length: int) -> bool:
         """True if the window hides nothing in a sequence of this length."""
-        return self.half_window is None or length <= self.half_window + 1
+        return (self.half_window is None or length <= self.half_window + 1) and not (self.is_causal and length > 1)
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys each query sees, by their indices in the sequence; the two arguments broadcast."""
         if self.half_window is None:
+            if self.is_causal:
+                return keys <= queries
             return torch.ones(torch.broadcast_shapes(queries.shape, keys.shape), dtype=torch.bool, device=keys.device)
-        near = (queries - keys).abs() <= self.half_window
+        near = self.is_near(queries, keys)
         if self.num_global_tokens:
             near = near | (queries < self.num_global_tokens) | (keys < self.num_global_tokens)
         return near
+
+    def is_near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which keys are within the window of each query."""
+        assert self.half_window is not None
+        near = (queries - keys).abs() <= self.half_window
+        return near & (keys <= queries) if self.is_causal else near
 
     def bias(self, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The bias on scores as `[heads, queries, keys]`, or None if there is none."""
@@ -64,7 +74,7 @@ class AttentionPattern:
     def memo_key(self) -> tuple:
         """Equal for constant patterns with the same masks."""
         bias_key = self.position.bias_key() if self.position is not None and self.has_bias else None
-        return (self.half_window, self.num_global_tokens, bias_key)
+        return (self.half_window, self.num_global_tokens, self.is_causal, bias_key)
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,7 @@ class FlashBackend(AttentionBackend):
             max_seqlen_k=layout.max_length,
             dropout_p=context.dropout,
             softmax_scale=context.scale,
-            window_size=(reach, reach),
+            causal=pattern.is_causal,
+            window_size=(reach, 0 if pattern.is_causal and reach >= 0 else reach),
             alibi_slopes=None if pattern.slopes is None else torch.tensor(pattern.slopes, device=q.device),
         )

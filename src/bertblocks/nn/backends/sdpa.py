@@ -61,6 +61,10 @@ class SdpaBackend(AttentionBackend):
         layout, pattern, length = context.layout, context.pattern, q.shape[2]
         if self.is_banded(length, pattern):
             return self._banded(q, k, v, context)
+        has_scores = pattern.has_bias or pattern.is_relative
+        if pattern.is_causal and pattern.half_window is None and not has_scores and layout.key_mask is None:
+            dropout, scale = context.dropout, context.scale
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
         if self._fits_one_mask(length, q.shape[1], pattern):
             mask = _add_relative(self._shared_mask(q, layout, pattern, length), q, k, 0, context)
             return _sdpa(q, k, v, mask, layout.key_mask, context)
@@ -154,7 +158,7 @@ class SdpaBackend(AttentionBackend):
         queries = starts + torch.arange(block, device=q.device)[:, None]  # [blocks, block, 1]
         keys = starts - reach + torch.arange(block + 2 * reach, device=q.device)  # [blocks, 1, slab]
         # global tokens have their own columns in front
-        near = (queries - keys).abs() <= reach
+        near = pattern.is_near(queries, keys)
         visible = near & (keys >= num_global) & (keys < length)
         if num_global:
             front = torch.arange(num_global, device=q.device).expand(blocks, 1, -1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check_text, to_numpy
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.head import keep_firsts, pool
+from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.numerics import upcast
 
 
@@ -40,8 +42,12 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
         return [Request(self.splitter.split(tokens, index)) for index, tokens in enumerate(tokenized, start=first)]
 
     def forward(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
-        if self.pooling == "cls":
-            encoded = self.model.base_model.encode(**batch.inputs, token_indices=lambda layout: layout.first_tokens)
+        ends: dict[str, Callable[[SequenceLayout], Tensor]] = {
+            "cls": lambda layout: layout.first_tokens,
+            "last": lambda layout: layout.last_tokens,
+        }
+        if self.pooling in ends:
+            encoded = self.model.base_model.encode(**batch.inputs, token_indices=ends[self.pooling])
             return list(to_numpy(keep_firsts(upcast(encoded.hidden), encoded.layout)))
         encoded = self.model.base_model.encode(**batch.inputs)
         return list(to_numpy(pool(upcast(encoded.hidden), encoded.layout, self.pooling)))
