@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.encoding import LENGTHS, any_uniform, long_text, ragged, stack, uniform
+from benchmarks.encoding import LENGTHS, any_uniform, deberta, long_text, ragged, stack, uniform
 from benchmarks.masked_lm import masked_lm
 from benchmarks.sentences import sentences
 from benchmarks.workload import Settings, Workload
@@ -22,6 +22,8 @@ ROWS: dict[str, Builder] = {
     "modernbert-8x512": partial(uniform, "modernbert-base", 8, 512),
     "modernbert-2048": partial(long_text, 2048, 1.6),
     "modernbert-8192": partial(long_text, 8192, 2.6),
+    "deberta-v3-ragged": partial(deberta, None),
+    "deberta-v3-8x128": partial(deberta, 8),
     "masked-lm-bert-ragged": partial(masked_lm, "bert", False),
     "masked-lm-bert-full": partial(masked_lm, "bert", True),
     "masked-lm-modernbert-ragged": partial(masked_lm, "modernbert", False),

@@ -1,4 +1,4 @@
-"""Encoder workloads: ragged, long and uniform batches through BERT-base, ModernBERT-base and stacks of one kind."""
+"""Encoder workloads: ragged, long and uniform batches through BERT, ModernBERT, DeBERTa-v3 and stacks of one kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+)
 
 import bertblocks
 from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
@@ -20,16 +28,30 @@ from bertblocks.analysis import count_flops
 
 PADDED = "transformers sdpa, padded"
 SORTED = "transformers sdpa, sorted batches of 8"
+#: transformers has no other attention for DeBERTa.
+EAGER, EAGER_SORTED = "transformers eager, padded", "transformers eager, sorted batches of 8"
 ONNX, ONNX_INT8 = "ONNX Runtime fp32, padded", "ONNX Runtime int8 (dynamic), padded"
 OPENVINO, OPENVINO_INT8 = "OpenVINO fp32, padded", "OpenVINO int8 (static), padded"
 OURS, OURS_INT8 = "BertBlocks fp32", "BertBlocks int8"
 
 #: Layers of each model. The last three show how cost grows with length.
-DEPTHS = {"bert-base": 12, "modernbert-base": 22, "local": 3, "global": 3, "mixed": 3}
+DEPTHS = {"bert-base": 12, "modernbert-base": 22, "deberta-v3-base": 12, "local": 3, "global": 3, "mixed": 3}
 #: Fewer layers for long texts and uniform shapes, where full depth would take many minutes.
 LONG_DEPTH, SWEEP_DEPTH = 6, 4
 #: Other runtimes do not run longer texts: 8,192 tokens took more than 24 GB.
 GRAPH_LENGTH = 4096
+#: What deberta-v3-base changes in the defaults of transformers' DebertaV2Config.
+DEBERTA_V3: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -38,6 +60,8 @@ def build_reference(name: str, layers: int) -> PreTrainedModel:
     torch.manual_seed(0)
     if name == "bert-base":
         return BertModel(BertConfig(num_hidden_layers=layers), add_pooling_layer=False).eval()
+    if name == "deberta-v3-base":
+        return DebertaV2Model(DebertaV2Config(num_hidden_layers=layers, **DEBERTA_V3)).eval()
     kinds = {"local": ["sliding_attention"] * layers, "global": ["full_attention"] * layers}.get(name)
     options: dict[str, Any] = {} if kinds is None else {"layer_types": kinds}
     return ModernBertModel(ModernBertConfig(num_hidden_layers=layers, **options)).eval()
@@ -115,8 +139,9 @@ def encoder_workload(
 
         return prepare
 
+    is_eager = models.name == "deberta-v3-base"
     contenders = [
-        Contender(PADDED, lambda: lambda: hidden_states(models.theirs, batch)),
+        Contender(EAGER if is_eager else PADDED, lambda: lambda: hidden_states(models.theirs, batch)),
         Contender(ONNX, on_graph("onnxruntime")),
         Contender(ONNX_INT8, on_graph("onnxruntime_int8"), exact=False),
         Contender(OPENVINO, on_graph("openvino")),
@@ -125,7 +150,8 @@ def encoder_workload(
         Contender(OURS_INT8, lambda: _bound(models.ours_int8, batch), exact=False),
     ]
     if len(set(lengths)) > 1:
-        contenders.insert(1, Contender(SORTED, lambda: lambda: in_sorted_batches(models.theirs, batch, 8)))
+        label = EAGER_SORTED if is_eager else SORTED
+        contenders.insert(1, Contender(label, lambda: lambda: in_sorted_batches(models.theirs, batch, 8)))
     facts = {
         "model": models.name,
         "layers": models.layers,
@@ -161,6 +187,17 @@ def ragged(name: str, settings: Settings) -> Workload:
     lengths = ragged_lengths()
     title = f"{name}, one batch of {len(lengths)} ragged texts of up to {max(lengths)} tokens"
     return encoder_workload(get_encoders(name, DEPTHS[name], settings), lengths, title, goals=goals)
+
+
+def deberta(rows: int | None, settings: Settings) -> Workload:
+    """DeBERTa-v3-base with ragged texts, or with some of 128 tokens."""
+    name = "deberta-v3-base"
+    lengths = ragged_lengths() if rows is None else [128] * rows
+    shape = f"one batch of {len(lengths)} ragged texts of up to {max(lengths)} tokens"
+    title = f"{name}, {shape}" if rows is None else f"{name}, uniform {rows} x 128"
+    models = get_encoders(name, DEPTHS[name], settings)
+    contenders = [EAGER, EAGER_SORTED, OURS, OURS_INT8]
+    return encoder_workload(models, lengths, title, contenders, [Goal(OURS, EAGER, 3.0 if rows is None else 1.5)])
 
 
 def long_text(length: int, at_least: float, settings: Settings) -> Workload:
