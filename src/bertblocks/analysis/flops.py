@@ -42,12 +42,9 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
         path = name.removeprefix("model.").split(".")
         times = runs[int(path[2])] if path[:2] == ["encoder", "layers"] and len(path) > 2 else 1
         is_block = hasattr(module, "flops")
-        if isinstance(module, nn.Conv1d):
-            per_token = module.in_channels * module.out_channels * module.kernel_size[0] // module.groups
-            counts[FEED_FORWARD] += 2 * length * per_token
-        elif path[-2:-1] == ["position"] and path[0] == "encoder":
+        if path[-2:-1] == ["position"] and path[0] == "encoder":
             continue  # projections of distances, not of tokens: they count with their attention
-        elif is_block or isinstance(module, nn.Linear):
+        if is_block or isinstance(module, nn.Linear):
             part = part_of(name)
             num_tokens = times * length
             if part == HEAD:

@@ -28,6 +28,9 @@ class InputConvolution(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
 
+    def flops(self, num_tokens: int) -> int:
+        return 2 * num_tokens * self.conv.weight.numel()
+
     def forward(
         self,
         x: Tensor,  # [tokens, hidden]
