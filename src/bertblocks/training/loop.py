@@ -26,6 +26,7 @@ from bertblocks.training.distributed import World, gradient_sync, parallelize, r
 from bertblocks.training.ema import WeightAverage
 from bertblocks.training.precision import autocast, choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
+from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
@@ -120,10 +121,12 @@ class Trainer:
             for tracker in self.trackers:
                 stack.callback(tracker.close)
             batches = stack.enter_context(prefetch(self.task, self.world, self.state.step, self.state.position))
-            self._steps(batches)
+            profile = self.run.profile if self.world.is_main else None
+            after_step = stack.enter_context(profile_steps(self.folder / "profile", profile))
+            self._steps(batches, after_step)
         return Outcome(self.state, self._signal, self.evaluation)
 
-    def _steps(self, batches: Iterator[PreparedStep]) -> None:
+    def _steps(self, batches: Iterator[PreparedStep], after_step: Callable[[], None]) -> None:
         run, state = self.run, self.state
         saved = state.step
         is_over = self._should_stop_early()
@@ -131,6 +134,7 @@ class Trainer:
             started = time.perf_counter()
             prepared = next(batches)
             self._step(prepared)
+            after_step()
             state.step, state.position = prepared.step + 1, prepared.next_position
             state.seconds += time.perf_counter() - started
             state.window["seconds"] = state.window.get("seconds", 0.0) + time.perf_counter() - started

@@ -180,6 +180,8 @@ class Run(Section):
     """The decay per step of an exponential moving average of the weights, which is evaluated and saved as the model."""
     log_every: Count = 10
     """Steps between lines in metrics.jsonl."""
+    profile: Count | None = None
+    """Profiles this many steps, from the third on, into profile/trace.json (for Chrome or Perfetto) and table.txt."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
