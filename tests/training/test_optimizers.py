@@ -9,8 +9,7 @@ import torch
 from bertblocks.training.optimizer_sections import AdamW, Muon, StableAdamW
 from bertblocks.training.optimizers import (
     ADAMW_UPDATE_SIZE,
-    NEWTON_SCHULZ,
-    NEWTON_SCHULZ_STEPS,
+    ITERATIONS,
     MuonOptimizer,
     StableAdamWOptimizer,
     orthogonalize,
@@ -51,16 +50,16 @@ def test_stable_adamw_equals_its_formula() -> None:
             torch.testing.assert_close(parameter.data.double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_newton_schulz_applies_its_polynomial_to_singular_values() -> None:
+@pytest.mark.parametrize("iteration", ITERATIONS)
+def test_orthogonalization_applies_its_polynomials_to_singular_values(iteration: Any) -> None:
     matrix = torch.randn(12, 7, dtype=torch.float64)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / (values.square().sum().sqrt() + 1e-7)
-    a, b, c = NEWTON_SCHULZ
-    for _ in range(NEWTON_SCHULZ_STEPS):
+    for a, b, c in ITERATIONS[iteration]:
         values = a * values + b * values**3 + c * values**5
     expected = left @ values.diag() @ right
-    torch.testing.assert_close(orthogonalize(matrix), expected)
-    torch.testing.assert_close(orthogonalize(matrix.T), expected.T)
+    torch.testing.assert_close(orthogonalize(matrix, iteration), expected)
+    torch.testing.assert_close(orthogonalize(matrix.T, iteration), expected.T)
 
 
 def test_muon_matches_torchs_muon() -> None:
@@ -115,3 +114,23 @@ def test_muon_optimizes_the_matrices_of_layers_and_adamw_the_rest() -> None:
     assert isinstance(adamw, torch.optim.AdamW)
     parts = {tuple(muon.parts[id(parameter)]) for parameter in muon.param_groups[0]["params"]}  # type: ignore[attr-defined]
     assert parts == {(32, 32, 32), (32,), (48, 48)}
+
+
+def test_every_polar_express_step_is_the_best_for_what_the_steps_before_it_leave() -> None:
+    """The best polynomial errs equally far below and above 1 (Chebyshev), from the smallest singular value 1e-3 on."""
+    low, high = 1e-3, 1.0
+    for a, b, c in ITERATIONS["polar_express"]:
+        x = torch.linspace(low, high, 100_001, dtype=torch.float64)
+        values = a * x + b * x**3 + c * x**5
+        low, high = values.min().item(), values.max().item()
+        assert 1 - low == pytest.approx(high - 1, abs=1e-6)
+    assert (low, high) == pytest.approx((0.876, 1.124), abs=1e-3)
+
+
+def test_muon_uses_the_chosen_orthogonalization() -> None:
+    torch.manual_seed(0)
+    matrix = torch.nn.Parameter(torch.randn(6, 4))
+    before, matrix.grad = matrix.detach().clone(), torch.randn(6, 4)
+    MuonOptimizer([(matrix, [6])], 0.1, 0.0, 0.0, "polar_express").step()
+    size = ADAMW_UPDATE_SIZE * math.sqrt(6)
+    torch.testing.assert_close(matrix.data, before - 0.1 * size * orthogonalize(matrix.grad, "polar_express"))

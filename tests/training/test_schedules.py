@@ -107,3 +107,18 @@ def test_batch_plans_equal_a_loop_over_steps(rows: Any, start: Any, over: Any, d
 def test_a_batch_smaller_than_a_row_raises() -> None:
     with pytest.raises(RecipeError, match=r"phases\.0: batch_tokens is 100, less than one row of length 128"):
         TrainingPlan(read_recipe(None, ["phases=[{duration: 1, length: 128, batch_tokens: 100}]"]))
+
+
+def test_an_exponential_schedule_falls_by_a_constant_ratio() -> None:
+    own = rates("schedule={kind: exponential, warmup: 2, final: 0.01}", "phases.0.duration=12")
+    assert own[:3] == [0.5, 1.0, 1.0]
+    assert own[2:] == pytest.approx([0.01 ** (step / 10) for step in range(10)])
+
+
+def test_an_inverse_square_root_schedule_does_not_depend_on_the_duration() -> None:
+    short, long = (rates("schedule={kind: inverse_sqrt, warmup: 4}", f"phases.0.duration={n}") for n in (20, 40))
+    assert short == long[:20]
+    assert short[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert short[16] == pytest.approx(0.5)  # sqrt(4 / 16)
+    with pytest.raises(RecipeError, match=r"schedule.warmup is '0 steps'; inverse_sqrt decays relative to its warm-up"):
+        read_recipe(None, ["schedule={kind: inverse_sqrt, warmup: 0}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -65,10 +65,13 @@ class Muon(AdamW):
     """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
+    """The coefficients of the iteration: fixed (Jordan et al., 2024), or new ones in each step (Amsel et al., 2025)."""
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         from bertblocks.training.optimizers import MuonOptimizer, build_adamw, split_matrices
 
         matrices, others = split_matrices(model)
-        muon = [MuonOptimizer(matrices, self.lr, self.momentum, self.weight_decay)] if matrices else []
+        options = (self.lr, self.momentum, self.weight_decay, self.orthogonalization)
+        muon = [MuonOptimizer(matrices, *options)] if matrices else []
         return [*muon, build_adamw(others, self.lr, self.betas, self.eps, self.weight_decay)]

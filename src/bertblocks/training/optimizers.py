@@ -17,9 +17,19 @@ from bertblocks.training.distributed import from_local_like, shard_like, to_full
 
 #: The linear layers that Muon optimizes: the matrices inside the encoder layers.
 MUON_ROLES = {"qkv", "up", "out"}
-#: Coefficients of Muon's quintic iteration (Jordan et al., 2024), which brings singular values near 1 in few steps.
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 5
+#: Coefficients a, b, c of the steps x -> a x + b x^3 + c x^5, which bring singular values near 1. They are the same in
+#: every step (Jordan et al., 2024), or each the best for what the earlier steps leave of singular values above 1e-3
+#: (Polar Express; Amsel et al., 2025).
+ITERATIONS = {
+    "newton_schulz": [(3.4445, -4.7750, 2.0315)] * 5,
+    "polar_express": [
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    ],
+}
 #: The typical root mean square of an AdamW update (Liu et al., 2025).
 ADAMW_UPDATE_SIZE = 0.2
 
@@ -127,13 +137,19 @@ class MuonOptimizer(Optimizer):
     """
 
     def __init__(
-        self, matrices: Iterable[tuple[Tensor, list[int]]], lr: float, momentum: float, weight_decay: float
+        self,
+        matrices: Iterable[tuple[Tensor, list[int]]],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        orthogonalization: str = "newton_schulz",
     ) -> None:
         pairs = list(matrices)
         super().__init__(
             [matrix for matrix, _ in pairs], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         )
         self.parts = {id(matrix): parts for matrix, parts in pairs}
+        self.orthogonalization = orthogonalization
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -153,23 +169,22 @@ class MuonOptimizer(Optimizer):
                 weights.add_(to_local(shard_like(torch.cat(parts), matrix)), alpha=-group["lr"])
 
     def _direction(self, matrix: Tensor) -> Tensor:
-        return orthogonalize(matrix) * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.shape)))
+        return orthogonalize(matrix, self.orthogonalization) * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.shape)))
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximately U V^T of a matrix U S V^T, by Newton-Schulz iterations.
+def orthogonalize(matrix: Tensor, iteration: str = "newton_schulz") -> Tensor:
+    """Approximately U V^T of a matrix U S V^T, by one of the `ITERATIONS`.
 
     Example:
         >>> values = torch.linalg.svdvals(orthogonalize(torch.randn(8, 6)))
         >>> bool(((values > 0.3) & (values < 1.3)).all())
         True
     """
-    a, b, c = NEWTON_SCHULZ
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     x = x / (x.norm() + 1e-7)
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
-    for _ in range(NEWTON_SCHULZ_STEPS):
+    for a, b, c in ITERATIONS[iteration]:
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.T if is_tall else x).to(matrix.dtype)

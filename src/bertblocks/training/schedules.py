@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
 
 from bertblocks.core.settings import Section, SectionRegistry, Share
 from bertblocks.training.amounts import Amount, AmountField
@@ -56,6 +58,35 @@ class Linear(ScheduleSection):
 class Cosine(Linear):
     def remaining(self, progress: float) -> float:
         return (1 + math.cos(math.pi * progress)) / 2
+
+
+@register_schedule("exponential")
+class Exponential(ScheduleSection):
+    """Falls by the same share in equal times."""
+
+    final: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """The final learning rate, relative to the peak."""
+
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        return self.final ** _progress(position, measure(self.warmup), total)
+
+
+@register_schedule("inverse_sqrt")
+class InverseSqrt(ScheduleSection):
+    """Falls with the square root of the position after the warm-up (Vaswani et al., 2017), whatever the duration."""
+
+    warmup: AmountField = Amount(5, "%")
+
+    @field_validator("warmup")
+    @classmethod
+    def _is_positive(cls, warmup: Amount) -> Amount:
+        if not warmup.value > 0:
+            raise ValueError(f"is {str(warmup)!r}; inverse_sqrt decays relative to its warm-up, so it must be above 0")
+        return warmup
+
+    def factor(self, position: float, total: float, measure: Measure) -> float:
+        warmup = measure(self.warmup)
+        return math.sqrt(warmup / max(position, warmup))
 
 
 @register_schedule("wsd")
