@@ -93,6 +93,11 @@ APART: list[dict[str, Any]] = [
     {"attention_norm_pos": "pre", "mlp_norm_pos": "post"},
     {"norm_pos": "sandwich", "mlp_norm_pos": "pre", "layer_overrides": {1: {"attention_norm_pos": "none"}}},
 ]
+SHORTCUTS: list[dict[str, Any]] = [
+    {"input_mixing": True, "norm_pos": "pre"},
+    {"value_embedding": True, "num_kv_heads": 2, "block_pos_enc_kind": "rope", "local_attention": True},
+    {"layer_overrides": {1: {"value_embedding": True, "input_mixing": True}}, "parallel_block": True},
+]
 FACTORISED = [
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
@@ -125,6 +130,7 @@ CHOICES = [
     *SCALES,
     *GATES,
     *APART,
+    *SHORTCUTS,
     *FACTORISED,
     *SHARED,
 ]

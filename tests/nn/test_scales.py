@@ -69,12 +69,12 @@ def test_the_scale_of_scores() -> None:
         torch.testing.assert_close(seen[0], naive_attention(q, k, v, scale).flatten(1), atol=1e-5, rtol=1e-5)
 
 
-def forward_context(model: Any, length: int) -> Any:
+def forward_context(model: Any, length: int, token_ids: Any = None) -> Any:
     from bertblocks import SequenceLayout
     from bertblocks.nn.attention import ForwardContext
     from bertblocks.nn.backends import EagerBackend
 
-    return ForwardContext(SequenceLayout.from_mask(torch.ones(1, length)), EagerBackend())
+    return ForwardContext(SequenceLayout.from_mask(torch.ones(1, length)), EagerBackend(), token_ids=token_ids)
 
 
 def test_the_scale_of_embeddings_leaves_types_positions_and_given_embeddings_alone() -> None:

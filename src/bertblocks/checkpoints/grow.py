@@ -52,6 +52,8 @@ SAME_KEYS = (
     "norm_bias",
     "norm_weight",
     "attention_gate",
+    "input_mixing",
+    "value_embedding",
     "embedding_scale",
     "residual_scale",
     "residual_fn",

@@ -15,13 +15,25 @@ from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
 from bertblocks.nn.norm import NORMS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
+from bertblocks.nn.shortcut import INPUT_MIXING, VALUE_EMBEDDING
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 #: The registries whose blocks can have keys, by the key that chooses a block.
 SLOTS: dict[str, Registry[Any]] = {
-    registry.key: registry for registry in (NORMS, MLPS, EMBEDDING_POSITIONS, BLOCK_POSITIONS, GATES, RESIDUALS, NGPT)
+    registry.key: registry
+    for registry in (
+        NORMS,
+        RESIDUALS,
+        INPUT_MIXING,
+        MLPS,
+        EMBEDDING_POSITIONS,
+        BLOCK_POSITIONS,
+        GATES,
+        VALUE_EMBEDDING,
+        NGPT,
+    )
 }
 
 

@@ -134,6 +134,9 @@ class BertBlocksConfig(PreTrainedConfig):
     residual_scale: float = 1.0
     #: How this output joins the residual stream: add, or a name registered with `register_residual`.
     residual_fn: str = "add"
+    #: Whether a layer reads a x + b x0, a learned mixture of its input with that of the first layer. Evidence: shipped
+    #: in NeoMME; no controlled study of encoders is known.
+    input_mixing: bool = False
     #: Whether the embeddings are normalised. Implied: true; false for nGPT.
     embedding_norm: bool = IMPLIED
     #: Whether a linear layer projects the embeddings to hidden_size. Implied: true if embedding_size differs.
@@ -176,6 +179,9 @@ class BertBlocksConfig(PreTrainedConfig):
     #: What the output of attention passes through before its projection: none, a name from the table below, or one
     #: registered with `register_gate`.
     attention_gate: str = "none"
+    #: Whether every layer adds a learned embedding of each token to its values, v + E[id], a table of vocab_size rows.
+    #: Evidence: shipped in NeoMME; no controlled study of encoders is known.
+    value_embedding: bool = False
     #: Factor on the products of queries and keys. T5 has 1. Implied: head_dim ** -0.5, and its inverse for nGPT.
     attention_scale: float = IMPLIED
     #: Whether a learned RMSNorm is applied to each head's queries and keys.

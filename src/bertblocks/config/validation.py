@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 CHOICES: dict[str, typing.Callable[[], list[str]]] = {
-    **{slot: registry.choices for slot, registry in SLOTS.items() if slot != "ngpt"},
+    **{slot: registry.choices for slot, registry in SLOTS.items() if list(registry) != [True]},
     "norm_pos": lambda: list(NORM_POSITIONS),
     "attention_norm_pos": lambda: list(NORM_POSITIONS),
     "mlp_norm_pos": lambda: list(NORM_POSITIONS),
@@ -89,6 +89,8 @@ LAYER_KEYS = {
     "residual_fn",
     "attention_scale",
     "attention_gate",
+    "input_mixing",
+    "value_embedding",
     "attention_qkv_bias",
     "attention_key_bias",
     "attention_out_bias",

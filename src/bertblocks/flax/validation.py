@@ -21,6 +21,8 @@ ONLY_VALUES: dict[str, object] = {
     "causal": False,
     "input_conv_size": 0,
     "residual_fn": "add",
+    "input_mixing": False,
+    "value_embedding": False,
     "task_type_vocab_size": 0,
     "embedding_projection_bias": True,
     "embedding_norm_after_projection": False,

@@ -21,6 +21,7 @@ from bertblocks.models.quantization import MIN_COSINE, quantize, replace_layers
 from bertblocks.nn.initialization import init_module
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.rope import RotaryPosition
+from bertblocks.nn.shortcut import ValueEmbedding
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,7 +102,11 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
                 raise ValueError(
                     f"{key} is {token}; a vocabulary of {new_num_tokens} does not contain it: set {key} first."
                 )
-        return super().resize_token_embeddings(new_num_tokens, *args, **options)
+        tokens = super().resize_token_embeddings(new_num_tokens, *args, **options)
+        for module in self.modules():
+            if isinstance(module, ValueEmbedding):
+                module.table = self._get_resized_embeddings(module.table, tokens.num_embeddings)
+        return tokens
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]

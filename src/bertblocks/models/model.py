@@ -118,7 +118,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         indices = None
         if token_indices is not None:
             indices = token_indices(layout) if len(x) else x.new_zeros(0, dtype=torch.long)
-        out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices)
+        out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices, batch.token_ids)
         states = tuple(out.hidden_states) if out.hidden_states else None
         attentions = tuple(out.attentions) if out.attentions else None
         return Encoded(out.last_hidden_state, layout, indices, states, attentions)

@@ -21,6 +21,7 @@ from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import linear, not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
 from bertblocks.nn.relative import RelativeVectors
+from bertblocks.nn.shortcut import ValueEmbedding, get_value_embedding
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -34,6 +35,9 @@ class ForwardContext:
     backend: AttentionBackend
     #: Return attention weights as well, which takes the eager backend.
     output_weights: bool = False
+    #: The ids of all tokens, None if the batch has embeddings instead, and the input of the first layer.
+    token_ids: Tensor | None = None
+    start: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -61,6 +65,7 @@ class Attention(nn.Module):
         qk_norm_weight: str = "scale",
         gate: AttentionGate | None = None,
         is_causal: bool = False,
+        value_embedding: ValueEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -81,6 +86,7 @@ class Attention(nn.Module):
         self.pattern = AttentionPattern(half_window, num_global_tokens, position, is_causal)
         self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
         self.gate = gate
+        self.value_embedding = value_embedding
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
@@ -143,6 +149,8 @@ class Attention(nn.Module):
         if in_fp32:
             qkv = qkv.float()
         q, k, v = self.split(qkv)
+        if self.value_embedding is not None:
+            v = self.value_embedding(v, context.token_ids)
         q, k = (x.to(v.dtype) for x in self.apply_positions(q, k, context.layout))
         call = AttentionContext(
             context.layout,
@@ -203,6 +211,7 @@ def get_attention(
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
+        value_embedding=get_value_embedding(config),
         key_bias=config.attention_key_bias,
         is_causal=config.causal,
     )

@@ -14,6 +14,7 @@ from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
 from bertblocks.nn.norm import get_norm, get_skip_scale
+from bertblocks.nn.shortcut import InputMixing
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -69,17 +70,25 @@ class Block(GradientCheckpointingLayer):
     """
 
     def __init__(
-        self, attention: Attention, mlp: nn.Module, attention_residual: Residual, mlp_residual: Residual | None
+        self,
+        attention: Attention,
+        mlp: nn.Module,
+        attention_residual: Residual,
+        mlp_residual: Residual | None,
+        input_mixing: InputMixing | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
         self.attention_residual = attention_residual
         self.mlp = mlp
         self.mlp_residual = mlp_residual
+        self.input_mixing = input_mixing
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        if self.input_mixing is not None:
+            x = self.input_mixing(x, context.start)
         normed = self.attention_residual.pre_norm(x)
         branch, weights = self.attention(normed, context, token_indices)
         x = index_tokens(x, token_indices)
@@ -105,4 +114,5 @@ def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module |
     attention = get_attention(Attention, config, is_local, shared_position)
     attention_residual = residual(config.attention_norm_pos, index == 0 and not config.first_attention_norm)
     mlp_residual = None if config.parallel_block else residual(config.mlp_norm_pos)
-    return Block(attention, get_mlp(config), attention_residual, mlp_residual)
+    input_mixing = InputMixing() if config.input_mixing else None
+    return Block(attention, get_mlp(config), attention_residual, mlp_residual, input_mixing)

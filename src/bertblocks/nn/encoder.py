@@ -63,12 +63,13 @@ class Encoder(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         token_indices: Tensor | None = None,
+        token_ids: Tensor | None = None,  # [tokens]
     ) -> EncoderOutput:
         """Run all layers; `token_indices` selects the tokens in the last hidden state, all if None."""
         modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
         patterns = [attention.pattern for attention in modules]
         backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
-        context = ForwardContext(layout, backend, output_attentions)
+        context = ForwardContext(layout, backend, output_attentions, token_ids, start=x)
         hidden_states: list[Tensor] | None = [] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
         last = len(self.order) - 1

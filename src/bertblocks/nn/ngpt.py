@@ -78,6 +78,7 @@ class NGPTBlock(GradientCheckpointingLayer):
         "parallel_block": (False, "its two steps along the sphere are sequential"),
         "mlp_type": ("glu", "its feed-forward network is a scaled GLU"),
         "qk_norm": (False, "its queries and keys are already unit vectors"),
+        "input_mixing": (False, "a mixture leaves the unit sphere"),
         "residual_scale": (1.0, "its steps along the sphere have learned sizes"),
         "residual_fn": ("add", "its steps along the sphere replace the sum"),
         "tie_word_embeddings": (False, "its output matrix is normalised separately from the embeddings"),
