@@ -201,7 +201,7 @@ def test_results_record_the_chosen_settings(base: Any, files: Any, tmp_path: Pat
     finetune("classify", base, files / "classify.csv", output=tmp_path / "out", **options)
     chosen = json.loads((tmp_path / "out" / "results.json").read_text())["chosen"]
     assert (chosen["method"], chosen["epochs"], chosen["batch_size"]) == ("full", 0.5, 32)
-    assert chosen["learning_rate"] == 1e-4
+    assert chosen["learning_rate"] == 5e-5
     assert (chosen["precision"], chosen["device"], chosen["processes"]) == ("fp32", "cpu", 1)
     assert chosen["threads"] == torch.get_num_threads()
     assert chosen["steps"] == chosen["best_step"] == 4  # half of 216 examples in batches of 32

@@ -128,7 +128,7 @@ def test_the_test_file_is_scored_once_and_chooses_nothing(
 def test_the_command_shows_the_start_next_to_the_result(base: Path, files: Path, tmp_path: Path) -> None:
     arguments = ["finetune", "classify", "--model", base, "--train", files / "classify.csv", "--output", tmp_path / "o"]
     text = CliRunner().invoke(app, [*map(str, arguments), "--test", str(files / "classify.csv"), "epochs=0.5"]).output
-    assert "Training: full, 0.5 epochs of 216 examples in batches of 16, learning rate 0.0001" in text
+    assert "Training: full, 0.5 epochs of 216 examples in batches of 16, learning rate 5e-05" in text
     header = next(line for line in text.splitlines() if "majority" in line)
     assert header.split() == ["score", "majority", "linear", "probe", "result", "test"]
 
@@ -139,13 +139,13 @@ def test_the_command_shows_the_start_next_to_the_result(base: Path, files: Path,
 @pytest.mark.parametrize(
     ("settings", "examples", "parameters", "is_gentle", "expected"),
     [
-        (ClassifySettings(), 300, 10e6, False, (11, 16, 1e-4)),
+        (ClassifySettings(), 300, 10e6, False, (11, 16, 5e-5)),
         (ClassifySettings(), 100, 85e6, False, (20, 16, 5e-5)),
         (ClassifySettings(), 10_000, 10e6, False, (4, 32, 2.5e-4)),
         (ClassifySettings(epochs=2, batch_size=8, learning_rate=1e-3), 300, 10e6, False, (2, 8, 1e-3)),
-        (ClassifySettings(), 5, 10e6, False, (20, 5, 1e-4)),
-        (EmbedSettings(), 800, 10e6, True, (3, 16, 2e-5)),
-        (EmbedSettings(), 800, 10e6, False, (10, 16, 1e-4)),
+        (ClassifySettings(), 5, 10e6, False, (20, 5, 5e-5)),
+        (EmbedSettings(), 800, 10e6, True, (3, 32, 2e-5)),
+        (EmbedSettings(), 800, 10e6, False, (10, 16, 5e-5)),
     ],
 )
 def test_defaults_follow_from_task_model_and_examples(

@@ -16,7 +16,7 @@ class FineTuneSettings(Section):
     epochs: Positive | None = None
     """Passes over the examples. None: by task, model and number of examples, more the fewer there are."""
     batch_size: Count | None = None
-    """Examples per step, over all processes. None: 32, or 16 for fewer than 1,000 examples."""
+    """Examples per step, over all processes. None: 32, or 16 for few examples."""
     learning_rate: Positive | None = None
     """The peak learning rate. None: by task, model and number of examples."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

@@ -16,7 +16,7 @@ LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e
 #: trains embeddings too, has the same learning rate.
 GENTLE_RATE, GENTLE_EPOCHS = 2e-5, 3
 #: Below this many examples, batches are smaller and learning rates are at most `FEW_RATE`.
-FEW_EXAMPLES, FEW_RATE = 1000, 1e-4
+FEW_EXAMPLES, FEW_RATE = 1000, 5e-5
 #: Few examples are repeated until training has this many steps, but at most `MAX_EPOCHS` times (Mosbach et al., 2021).
 MIN_STEPS, MAX_EPOCHS = 200, 20
 
@@ -67,7 +67,7 @@ def choose(
     batch_size = 32
     if version is not None:
         is_small = examples < FEW_EXAMPLES
-        batch_size = 16 if is_small else 32
+        batch_size = 16 if is_small and not is_gentle else 32
         if is_gentle or method == "few-shot":
             rate = min(rate, GENTLE_RATE)
         elif is_small:
