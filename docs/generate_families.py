@@ -173,6 +173,8 @@ output is the last token (`pooling="last"`), and its projection is not read.
 - I-BERT is read before quantization only. The ranges of activations that it collects for quantization are dropped.
 - ERNIE's later versions have embeddings of tasks. BertBlocks keeps all of them and uses the first, as transformers does
   if you pass no task.
+- The encoder of a whole T5 is read and its decoder dropped with a warning. BertBlocks does not apply T5's dropout after
+  the final norm, and does not read the `Dense` modules of EmbeddingGemma's folder.
 - `initializer_range` and other settings for initialization are read if BertBlocks has them. They never prevent a
   conversion.
 """

@@ -24,6 +24,7 @@ from transformers import (
     ErnieConfig,
     EsmConfig,
     EuroBertConfig,
+    Gemma3TextConfig,
     GteConfig,
     IBertConfig,
     JinaEmbeddingsV3Config,
@@ -33,13 +34,16 @@ from transformers import (
     ModernBertConfig,
     ModernBertDecoderConfig,
     MPNetConfig,
+    MT5Config,
     NomicBertConfig,
     PreTrainedConfig,
     Qwen3Config,
     RobertaConfig,
     RobertaPreLayerNormConfig,
     RoFormerConfig,
+    T5Config,
     UltrabertConfig,
+    UMT5Config,
     XLMRobertaConfig,
     XLMRobertaXLConfig,
 )
@@ -123,6 +127,25 @@ def llama_case(config_class: Callable[..., PreTrainedConfig], *variants: dict[st
     )
 
 
+def t5_case(config_class: Callable[..., PreTrainedConfig]) -> FamilyCase:
+    sizes = {"vocab_size": 90, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 4, "num_heads": 4}
+    return FamilyCase(
+        make_config=lambda **options: config_class(**{**sizes, "relative_attention_max_distance": 60, **options}),
+        no_dropout={"dropout_rate": 0.0},
+        variants=(
+            {"feed_forward_proj": "relu", "d_kv": 12, "layer_norm_epsilon": 1e-3, "classifier_dropout": 0.3},
+            {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 16, "dropout_rate": 0.2},
+        ),
+    )
+
+
+GEMMA = {
+    "initializer_range": 0.1,
+    "use_bidirectional_attention": True,
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 12,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 DEBERTA_OPTIONS = {
@@ -350,6 +373,18 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         variants=({"hidden_act": "gelu", "layer_norm_eps": 1e-3},),
         other_outputs=frozenset({"pooler_output"}),
         normalizes_last_state=False,
+    ),
+    "t5": t5_case(T5Config),
+    "mt5": t5_case(MT5Config),
+    "umt5": t5_case(UMT5Config),
+    "gemma3_text": FamilyCase(
+        make_config=lambda **options: Gemma3TextConfig(
+            **{**SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 320, **GEMMA, **options}
+        ),
+        variants=(
+            {"use_bidirectional_attention": False, "sliding_window": 20, "attention_bias": True},
+            {"layer_types": ["full_attention"] * 4, "tie_word_embeddings": False, "rms_norm_eps": 1e-3},
+        ),
     ),
     "deberta": FamilyCase(
         make_config=lambda **options: DebertaConfig(**{**SIZES, **DEBERTA_OPTIONS, **options}),

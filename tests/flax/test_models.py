@@ -260,7 +260,15 @@ def test_weights_are_initialized_as_in_torch() -> None:
 
 
 #: Families with blocks that JAX does not have.
-ONLY_IN_TORCH = {"deberta", "deberta-v2", "llama", "mistral", "qwen3", "modernbert-decoder", "clip_text_model"}
+ONLY_IN_TORCH = {
+    "deberta",
+    "deberta-v2",
+    "llama",
+    "mistral",
+    "qwen3",
+    "modernbert-decoder",
+    "clip_text_model",
+}  # causal
 
 
 def test_every_family_loads_and_matches_torch(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from bertblocks.checkpoints.families.ernie import ERNIE
 from bertblocks.checkpoints.families.esm import ESM
 from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.checkpoints.families.family import Family
+from bertblocks.checkpoints.families.gemma3 import GEMMA3
 from bertblocks.checkpoints.families.ibert import IBERT
 from bertblocks.checkpoints.families.jina import JINA_V3
 from bertblocks.checkpoints.families.llama import LLAMA, MISTRAL, QWEN3
@@ -36,6 +37,7 @@ from bertblocks.checkpoints.families.roberta import (
     XLM_ROBERTA_XL,
 )
 from bertblocks.checkpoints.families.roformer import ROFORMER
+from bertblocks.checkpoints.families.t5 import MT5, T5, UMT5
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
@@ -77,6 +79,10 @@ FAMILIES: dict[str, Family] = {
         QWEN3,
         MODERNBERT_DECODER,
         CLIP_TEXT,
+        T5,
+        MT5,
+        UMT5,
+        GEMMA3,
     )
 }
 
