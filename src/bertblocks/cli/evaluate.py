@@ -12,12 +12,16 @@ from bertblocks.cli.output import make_console, make_table, print_json, print_ta
 from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
-Kind = Literal["classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag"]
+Kind = Literal[
+    "classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag", "winogender", "mmlu"
+]
 #: Suites by name: the function that runs them, whether they fine-tune, and the title of their table.
 SUITES = {
     "glue": ("bertblocks.evaluation.glue:run_glue", True, "GLUE, development sets"),
     "superglue": ("bertblocks.evaluation.superglue:run_superglue", True, "SuperGLUE, validation sets"),
     "swag": ("bertblocks.evaluation.swag:run_swag", True, "SWAG, validation set"),
+    "winogender": ("bertblocks.evaluation.winogender:run_winogender", False, "Winogender"),
+    "mmlu": ("bertblocks.evaluation.mmlu:run_mmlu", False, "MMLU, masked language models"),
 }
 
 
@@ -46,7 +50,8 @@ def evaluate(
 
     Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
     read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue and swag
-    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune.
+    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune. winogender and mmlu
+    need a masked-LM head; mmlu takes shots=5, score=text and subjects=[anatomy].
     """
     import transformers
 
@@ -68,7 +73,7 @@ def evaluate(
             fail(f"--data is missing; {task} needs a {'folder' if task in SUITES else 'file'}.")
         elif task in SUITES:
             _suite(task, names, data, settings, as_json)
-        else:
+        elif data is not None:
             _files(task, names, data, int8, settings, as_json)
     except (OSError, ValueError, TypeError) as error:
         fail(error)
@@ -134,8 +139,8 @@ def _suite(task: str, names: list[str], data: str | None, settings: dict[str, An
         settings["data"] = data
     done: dict[str, list[SuiteResult]] = {}
     for name in names:
-        place = {"output": f"{output}/{name.strip('/').replace('/', '-')}"} if finetunes else {}
-        done[name] = run(name, **place, **settings, progress=True)
+        extra = {"output": f"{output}/{name.strip('/').replace('/', '-')}", "progress": True} if finetunes else {}
+        done[name] = run(name, **extra, **settings)
     if as_json:
         lists = {name: [asdict(result) for result in results] for name, results in done.items()}
         models = [{"model": name, "mean": mean_score(done[name]), "tasks": tasks} for name, tasks in lists.items()]
@@ -149,7 +154,7 @@ def _suite(task: str, names: list[str], data: str | None, settings: dict[str, An
         table.add_row(name, *(f"{score:.1f}" for score in [*(result.score for result in results), *means]))
     print_table(console, title, table)
     for name, results in done.items():
-        for result in results:
+        for result in filter(lambda result: result.parts, results):
             metrics = list(dict.fromkeys(metric for scores in result.parts.values() for metric in scores))
             table = make_table(["part", *metrics])
             for part, scores in result.parts.items():

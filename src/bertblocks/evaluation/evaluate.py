@@ -13,6 +13,7 @@ import torch
 
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
+from bertblocks.evaluation.language_models import load_language_model, mask_id
 from bertblocks.evaluation.needle import FILLER, Needle, Sample, find_words, make_samples, run_needle
 from bertblocks.evaluation.significance import paired_bootstrap
 from bertblocks.models.masked_lm import LanguageModel
@@ -100,10 +101,10 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
 
     Texts are the lines of a .txt file or the text column of a table. Long texts are split, not truncated.
     """
-    predictor = _language_model(model, int8)
+    predictor = load_language_model(model, int8)
     tokenizer = TextTokenizer(predictor.tokenizer)
     capacity = predictor.max_length - tokenizer.num_special()
-    mask = _mask_id(predictor)
+    mask = mask_id(predictor)
     sums, counts = [], []
     for tokens in tokenizer.tokenize(_read_texts(data)):
         total = 0.0
@@ -137,20 +138,6 @@ def _read_texts(data: str | Path) -> list[str]:
     return [str(text) for text in records.column("text")]
 
 
-def _language_model(model: str | Path, int8: bool) -> Predictor:
-    predictor = Predictor(model, int8=int8, dtype=torch.float32)
-    if not isinstance(predictor.model, LanguageModel):
-        raise ValueError(f"{model} does not have a masked-lm head; it is a {type(predictor.model).__name__}.")
-    return predictor
-
-
-def _mask_id(predictor: Predictor) -> int:
-    mask = predictor.tokenizer.mask_token_id
-    if mask is None:
-        raise ValueError("The tokenizer has no mask token.")
-    return int(mask)
-
-
 @flushed_denormals()
 def needle(
     model: str | Path,
@@ -168,7 +155,7 @@ def needle(
     filler = FILLER if data is None else [f"{text.rstrip('.')}." for text in _read_texts(data)]
     words = find_words(tokenizer)
     fills = isinstance(predictor.model, LanguageModel)
-    mask = _mask_id(predictor) if fills else None
+    mask = mask_id(predictor) if fills else None
 
     def score(chosen: list[Sample]) -> np.ndarray:
         if fills:

@@ -139,8 +139,8 @@ def run_glue(
             "method": "full",
             "head": "random",
         }
-        files = (parts["train"], parts[task.evaluated[0]])
-        finetune_once("classify", start, *files, folder, progress, **{**published, **reading, **settings})
+        train, held_out = parts["train"], parts[task.evaluated[0]]
+        finetune_once("classify", start, train, held_out, folder, progress, **{**published, **reading, **settings})
         scores = {part: evaluate("classify", folder, parts[part], **reading).scores for part in task.evaluated}
         results.append(SuiteResult(name, scores, sum(map(task.score, scores.values())) / len(scores)))
     return results

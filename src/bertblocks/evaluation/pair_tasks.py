@@ -65,8 +65,8 @@ def label_scores(items: Sequence[Item], predictions: Predictions) -> Scores:
     gold = [item.labels[0] for item in items]
     predicted = [found[0].labels[0] for found in predictions]
     names = sorted({*gold, *predicted})
-    indices = [[names.index(label) for label in side] for side in (gold, predicted)]
-    return classification_scores(*indices, classes=max(len(names), 3))
+    left, right = ([names.index(label) for label in side] for side in (gold, predicted))
+    return classification_scores(left, right, classes=max(len(names), 3))
 
 
 def parity_scores(items: Sequence[Item], predictions: Predictions) -> Scores:
@@ -164,11 +164,11 @@ def run_pair_tasks(
         if train:
             folder = output / (task.model_of or task.name)
             if task.model_of is None:
-                files = [output / "data" / f"{task.name}-{split}.jsonl" for split in ("train", task.evaluated)]
-                write_items(files[0], read_items(task, data, "train", suite))
-                write_items(files[1], items)
+                first, second = (output / "data" / f"{task.name}-{split}.jsonl" for split in ("train", task.evaluated))
+                write_items(first, read_items(task, data, "train", suite))
+                write_items(second, items)
                 columns = {"text": "text", "text_pair": "text_pair", "label": "label"}
-                finetune_once("classify", model, *map(str, files), folder, progress, **{**columns, **settings})
+                finetune_once("classify", model, str(first), str(second), folder, progress, **{**columns, **settings})
         predictor = Predictor(folder if train else model, task=ClassifyTask.model_task, dtype=torch.float32)
         scores = task.score(items, predict(predictor, items))
         score = 100 * sum(scores[name] for name in task.metrics) / len(task.metrics)
@@ -196,7 +196,7 @@ def write_items(path: Path, items: Sequence[Item]) -> None:
 
 def predict(predictor: Predictor, items: Sequence[Item]) -> list[list[Classification]]:
     """Labels every pair of every item."""
-    known = list(predictor.model.config.id2label.values())
+    known = list((predictor.model.config.id2label or {}).values())
     for item in items:
         for label in item.labels:
             if label not in known:
