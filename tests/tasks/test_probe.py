@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from bertblocks import BertBlocksConfig, BertBlocksForSequenceClassification
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.classify.few_shot import FewShotTask, contrast_labels
+from bertblocks.tasks.classify.methods import AnyMethodTask
 from bertblocks.tasks.classify.probe import STRENGTHS, choose_strength, fit_probe, head_vectors, set_head
 from bertblocks.tasks.classify.task import ClassifyTask, TextExample
 from bertblocks.tasks.features import Feature
@@ -86,7 +87,7 @@ class Encoder:
 
 
 def task_of(examples: list[TextExample], names: list[str], **settings: Any) -> ClassifyTask:
-    task = ClassifyTask(ClassifySettings(**settings))
+    task = AnyMethodTask(ClassifySettings(**settings))
     task.labels = Labels(SINGLE, names)
     return task
 

@@ -132,9 +132,7 @@ class DisentangledPosition(BlockPosition):
         ),
     }
     is_relative = True
-    evidence = (
-        "Positive for quality: with equal data DeBERTaV3 beats ModernBERT, which is faster (arXiv 2504.08716)."
-    )
+    evidence = "Positive for quality: with equal data DeBERTaV3 beats ModernBERT, which is faster (arXiv 2504.08716)."
 
     @classmethod
     def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from bertblocks.core.settings import read_section
 from bertblocks.core.storage import read_json
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask, Scores
-from bertblocks.tasks.classify.task import ClassifyTask
+from bertblocks.tasks.classify.methods import AnyMethodTask
 from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
@@ -39,7 +39,7 @@ from bertblocks.training.finetune_run import (
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
 TASKS: dict[str, type[FineTuneTask]] = {
-    "classify": ClassifyTask,
+    "classify": AnyMethodTask,
     "tag": TagTask,
     "answer": AnswerTask,
     "embed": EmbedTask,
