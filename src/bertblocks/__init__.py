@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bertblocks.nn.backends import register_backend as register_backend
     from bertblocks.nn.block import register_residual as register_residual
     from bertblocks.nn.gate import register_gate as register_gate
+    from bertblocks.nn.initialization import register_initialization as register_initialization
     from bertblocks.nn.layout import SequenceLayout as SequenceLayout
     from bertblocks.nn.mlp import register_mlp as register_mlp
     from bertblocks.nn.norm import register_norm as register_norm
@@ -86,6 +87,7 @@ _HOMES = {
     "read_recipe": "training.recipe",
     "register_activation": "nn.activation",
     "register_backend": "nn.backends",
+    "register_initialization": "nn.initialization",
     "register_masking": "objectives.maskings",
     "register_gate": "nn.gate",
     "register_mlp": "nn.mlp",

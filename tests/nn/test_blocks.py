@@ -32,6 +32,7 @@ from bertblocks.nn.activation import get_activation
 from bertblocks.nn.attention import ForwardContext
 from bertblocks.nn.backends import EagerBackend
 from bertblocks.nn.block import get_block
+from bertblocks.nn.initialization import INITIALIZATIONS, register_initialization
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTBlock
 from bertblocks.nn.norm import get_norm
@@ -693,9 +694,29 @@ DEEP = (8 * LAYERS) ** -0.25
                 "down": DEEP * math.sqrt(2 / (HIDDEN + INNER)),
             },
         ),
+        (
+            {"init_kind": "fan_in"},
+            everywhere(CUT_AT_2 * HIDDEN**-0.5, down=CUT_AT_2 * INNER**-0.5, embedding=0.02 * CUT_AT_2),
+        ),
+        ({"init_kind": "uniform"}, everywhere(0.02, embedding=0.02 * CUT_AT_2)),
+        ({"embedding_initializer_range": 1e-4}, everywhere(0.02 * CUT_AT_2, embedding=1e-4 * CUT_AT_2)),
         ({"ngpt": True}, everywhere(960**-0.5, out=(960 * 2 * LAYERS) ** -0.5, down=(960 * 2 * LAYERS) ** -0.5)),
     ],
-    ids=["default", "wider", "hardly cut", "normal", "megatron", "xavier", "kaiming", "deep", "deepnet", "ngpt"],
+    ids=[
+        "default",
+        "wider",
+        "hardly cut",
+        "normal",
+        "megatron",
+        "xavier",
+        "kaiming",
+        "deep",
+        "deepnet",
+        "fan_in",
+        "uniform",
+        "small",
+        "ngpt",
+    ],
 )
 def test_initial_weights_have_the_standard_deviation_of_their_kind(options: Any, expected: Any) -> None:
     assert_standard_deviations(build_for_init(**options), expected)
@@ -1017,3 +1038,24 @@ def test_denormals_are_flushed_only_inside_the_context() -> None:
     with flushed_denormals():
         assert (tiny / 2).item() == 0
     assert (tiny / 2).item() > 0
+
+
+def test_mitchell_divides_outputs_by_the_root_of_twice_their_layer() -> None:
+    model = build_for_init(init_kind="mitchell", num_hidden_layers=3)
+    for number, layer in enumerate(model.base_model.encoder.layers, start=1):
+        for linear, depth in ((layer.mlp.up, 1), (layer.mlp.down, 2 * number), (layer.attention.out, 2 * number)):
+            deviation = CUT_AT_2 * (depth * linear.in_features) ** -0.5
+            assert linear.weight.std().item() == pytest.approx(deviation, rel=0.03)
+
+
+def test_a_users_initialization_knows_the_role_and_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(INITIALIZATIONS, "_blocks", dict(INITIALIZATIONS._blocks))
+
+    @register_initialization("counted")
+    def draw(weight: Any, role: Any, layer: Any, config: Any) -> None:
+        nn.init.constant_(weight, -1.0 if layer is None else layer + (0.5 if role == "out" else 0.0))
+
+    model = BertBlocksModel(tiny_config(init_kind="counted"))
+    assert [layer.mlp.down.weight[0, 0].item() for layer in model.encoder.layers] == [0.5, 1.5, 2.5]
+    assert [layer.mlp.up.weight[0, 0].item() for layer in model.encoder.layers] == [0.0, 1.0, 2.0]
+    assert model.pooler.dense.weight[0, 0].item() == -1.0

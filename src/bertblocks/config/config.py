@@ -238,10 +238,16 @@ class BertBlocksConfig(PreTrainedConfig):
     classifier_head_dropout: float = 0.0
 
     # ---- initialisation
-    #: trunc_normal, normal, megatron, xavier, kaiming, deepnet, ngpt. Implied: trunc_normal; ngpt for nGPT.
+    #: How matrices start, or a name registered with `register_initialization`: trunc_normal and normal with
+    #: initializer_range; uniform with the same standard deviation; megatron divides it by the root of twice the number
+    #: of layers for outputs; fan_in is 1 / sqrt(fan in), which mitchell divides by sqrt(2 l) for outputs of layer l;
+    #: xavier, kaiming, deepnet, ngpt. Implied: trunc_normal; ngpt for nGPT.
     init_kind: str = IMPLIED
     #: Standard deviation of initial weights.
     initializer_range: float = 0.02
+    #: Standard deviation of initial embeddings. Small ones such as 1e-4 suit models with a norm after the embeddings.
+    #: Implied: initializer_range.
+    embedding_initializer_range: float = IMPLIED
     #: Number of standard deviations at which a truncated normal is cut.
     initializer_cutoff_factor: float = 2.0
 
@@ -411,6 +417,7 @@ class BertBlocksConfig(PreTrainedConfig):
             "attention_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "mlp_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "final_norm": (self.mlp_norm_pos or self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
+            "embedding_initializer_range": self.initializer_range,
             "init_kind": "ngpt" if self.ngpt else "trunc_normal",
             "tie_word_embeddings": not self.ngpt,
             "mlm_head_act": self.hidden_act or ("silu" if self.ngpt else "gelu"),

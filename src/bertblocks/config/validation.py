@@ -19,6 +19,7 @@ from bertblocks.core.registry import nearest
 from bertblocks.nn.activation import activation_names
 from bertblocks.nn.backends import BACKENDS
 from bertblocks.nn.block import NORM_POSITIONS
+from bertblocks.nn.initialization import INITIALIZATIONS
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -35,7 +36,7 @@ CHOICES: dict[str, typing.Callable[[], list[str]]] = {
     "attention_backend": lambda: ["auto", *BACKENDS.names()],
     "kernel_backend": lambda: ["auto", "liger", "torch"],
     "quantization": lambda: ["int8"],
-    "init_kind": lambda: ["trunc_normal", "normal", "megatron", "xavier", "kaiming", "deepnet", "ngpt"],
+    "init_kind": INITIALIZATIONS.names,
     "classifier_pooling": lambda: ["cls", "last", "mean", "max"],
     "classifier_head": lambda: ["pooler", "dense", "none"],
     "problem_type": lambda: ["regression", "single_label_classification", "multi_label_classification"],
@@ -108,6 +109,7 @@ LAYER_KEYS = {
 POSITIVE_KEYS = (
     "norm_eps",
     "initializer_range",
+    "embedding_initializer_range",
     "initializer_cutoff_factor",
     "embedding_scale",
     "residual_scale",

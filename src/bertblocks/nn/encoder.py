@@ -12,6 +12,7 @@ from bertblocks.nn.backends import get_backend
 from bertblocks.nn.block import get_block
 from bertblocks.nn.convolution import get_input_convolution
 from bertblocks.nn.layout import SequenceLayout, index_tokens
+from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.position import get_shared_position
 
@@ -44,6 +45,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(
             get_block(config, order.index(group), self.position) for group in range(config.num_hidden_groups)
         )
+        for index, layer in enumerate(self.layers):
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.layer = order.index(index)
         self.convolution = get_input_convolution(config)
         self.final_norm = get_norm(config) if config.final_norm else None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init  # skips weights that were loaded
 
+from bertblocks.core.registry import Registry
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import NORMS, DeepNorm, init_norm
 
@@ -31,7 +32,7 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     elif isinstance(module, nn.Linear):
         _init_linear(module, config)
     elif isinstance(module, nn.Embedding):
-        scale = NGPT_BASE_SCALE if config.init_kind == "ngpt" else config.initializer_range
+        scale = NGPT_BASE_SCALE if config.init_kind == "ngpt" else config.embedding_initializer_range
         draw_normal(module.weight, scale, config)
         if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[module.padding_idx])
@@ -50,10 +51,12 @@ def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
         init.zeros_(module.bias)
     if getattr(module.weight, "_is_hf_initialized", False):
         return
-    role, parts = (module.role, module.parts) if isinstance(module, Linear) else (None, [module.out_features])
+    role, layer, parts = None, None, [module.out_features]
+    if isinstance(module, Linear):
+        role, layer, parts = module.role, module.layer, module.parts
     matrices = module.weight.split(parts)  # queries, keys, values and the halves of a GLU are separate
     for matrix in matrices:
-        _draw_matrix(matrix, role, config)
+        INITIALIZATIONS[config.init_kind](matrix, role, layer, config)
     if config.norm_fn == "deep" or config.init_kind == "deepnet":
         # DeepNet scales down values, attention output and feed-forward, but not queries and keys
         small = {"qkv": matrices[-1:], "up": matrices, "out": matrices}.get(str(role), ())
@@ -61,21 +64,57 @@ def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
             matrix.mul_(DeepNorm.weight_scale(config.num_hidden_layers))
 
 
-def _draw_matrix(weight: Tensor, role: str | None, config: BertBlocksConfig) -> None:
-    kind = config.init_kind
-    depth = math.sqrt(2 * config.num_hidden_layers)
-    if kind in ("xavier", "deepnet"):
-        init.xavier_normal_(weight)
-    elif kind == "kaiming":
-        init.kaiming_normal_(weight, nonlinearity="relu")
-    elif kind == "ngpt":
-        init.normal_(weight, std=NGPT_BASE_SCALE / depth if role == "out" else NGPT_BASE_SCALE)
-    elif kind == "megatron":
-        deep = config.initializer_range / depth
-        scales = {"out": deep, "head": deep, "classifier": config.hidden_size**-0.5}
-        draw_normal(weight, scales.get(str(role), config.initializer_range), config)
-    else:
-        draw_normal(weight, config.initializer_range, config)
+INITIALIZATIONS: Registry[Any] = Registry("init_kind")
+#: Decorator that registers a function `draw(weight, role, layer, config)` under a name for `init_kind`. `role` is that
+#: of a `Linear`, None for others; `layer` is the index of its layer, None outside of the encoder.
+register_initialization = INITIALIZATIONS.register
+
+
+@register_initialization("trunc_normal")
+@register_initialization("normal")
+def _draw_range(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    draw_normal(weight, config.initializer_range, config)
+
+
+@register_initialization("megatron")
+def _draw_megatron(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    deep = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    scales = {"out": deep, "head": deep, "classifier": config.hidden_size**-0.5}
+    draw_normal(weight, scales.get(str(role), config.initializer_range), config)
+
+
+@register_initialization("xavier")
+@register_initialization("deepnet")
+def _draw_xavier(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    init.xavier_normal_(weight)
+
+
+@register_initialization("kaiming")
+def _draw_kaiming(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    init.kaiming_normal_(weight, nonlinearity="relu")
+
+
+@register_initialization("ngpt")
+def _draw_ngpt(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    depth = math.sqrt(2 * config.num_hidden_layers) if role == "out" else 1.0
+    init.normal_(weight, std=NGPT_BASE_SCALE / depth)
+
+
+@register_initialization("fan_in")
+def _draw_fan_in(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    draw_normal(weight, weight.shape[1] ** -0.5, config)
+
+
+@register_initialization("uniform")
+def _draw_uniform(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    limit = config.initializer_range * math.sqrt(3)
+    init.uniform_(weight, -limit, limit)
+
+
+@register_initialization("mitchell")
+def _draw_mitchell(weight: Tensor, role: str | None, layer: int | None, config: BertBlocksConfig) -> None:
+    depth = 2 * (layer + 1) if role == "out" and layer is not None else 1
+    draw_normal(weight, (depth * weight.shape[1]) ** -0.5, config)
 
 
 def draw_normal(weight: Tensor, scale: float, config: BertBlocksConfig) -> None:

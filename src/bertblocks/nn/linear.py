@@ -22,6 +22,8 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
         self.role = role
         self.parts = list(parts or [out_features])
+        #: The index of the encoder layer that it belongs to.
+        self.layer: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

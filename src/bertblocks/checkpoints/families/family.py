@@ -45,6 +45,7 @@ RUNTIME_KEYS = {
     "unpad",
     "init_kind",
     "initializer_range",
+    "embedding_initializer_range",
     "initializer_cutoff_factor",
     "diffusion_min_time",
     "mask_token_id",
