@@ -9,9 +9,14 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import BertConfig, ModernBertConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+)
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, ConfigError, from_huggingface, to_huggingface
 from bertblocks.checkpoints.families import FAMILIES, read_config
+from bertblocks.checkpoints.families.rejected import REJECTED
 from tests.checkpoints.family_cases import FAMILY_CASES, SIZES
 from tests.helpers import expect_log, pad_ids, ragged_ids
 
@@ -301,6 +306,18 @@ def test_an_unknown_family_raises_an_error_that_lists_the_known_ones() -> None:
         read_config(transformers.GPT2Config())
 
 
+def test_every_text_encoder_of_transformers_opens_or_is_rejected_with_a_reason() -> None:
+    masked, encoders = MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    names = {*masked, *encoders}
+    assert names - set(FAMILIES) <= set(REJECTED)
+    assert not set(REJECTED) & set(FAMILIES)
+    for name, (reason, near) in REJECTED.items():
+        assert near is None or near in FAMILIES
+        with pytest.raises(ConfigError, match=rf"^model_type is '{name}'. .*because {name} {reason}") as error:
+            read_config({"model_type": name})
+        assert near is None or str(error.value).endswith(f"opens is {near}.")
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
@@ -441,7 +458,7 @@ def test_counts_are_checked_before_lists_of_that_length_are_made(name: str, key:
         ("truncated", r"model.safetensors is damaged"),
         ("pickle", r"pytorch_model.bin is a pickle"),
         ("no json", r"config.json is not valid JSON"),
-        ("other family", r"model_type is 'bart'; BertBlocks reads.*did you mean 'bert'"),
+        ("other family", r"model_type is 'bart'. BertBlocks cannot open it, because bart is an encoder and a decoder"),
         ("unknown class", r"The architecture is 'BertLMHeadModel'"),
         ("index names a missing file", r"names model-1.safetensors, which is not a file in that folder"),
         ("missing key", r"the checkpoint lacks 'encoder.layer.0.attention.self.query.weight'; nothing was loaded"),

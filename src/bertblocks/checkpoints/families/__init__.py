@@ -28,6 +28,7 @@ from bertblocks.checkpoints.families.mpnet import MPNET
 from bertblocks.checkpoints.families.neobert import NEOBERT
 from bertblocks.checkpoints.families.new import NEW
 from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
+from bertblocks.checkpoints.families.rejected import why_not
 from bertblocks.checkpoints.families.roberta import (
     CAMEMBERT,
     DATA2VEC_TEXT,
@@ -110,6 +111,8 @@ def find_family(values: dict[str, Any]) -> Family:
 
 def get_family(name: Any) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
+        if (reason := why_not(str(name))) is not None:
+            raise ConfigError(f"model_type is {name!r}. {reason}")
         raise ConfigError(
             f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}"
             f"{nearest(str(name), FAMILIES)}."
