@@ -170,6 +170,7 @@ output is the last token (`pooling="last"`), and its projection is not read.
 - Tensors that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
   rotary ESM checkpoints, RoFormer's table of sines, and unused tensors of older nGPT files. ESM's frequencies are
   checked, and their precision is kept in `rope_frequency_dtype`.
+- Splinter's head for questions is dropped with a warning.
 - I-BERT is read before quantization only. The ranges of activations that it collects for quantization are dropped.
 - ERNIE's later versions have embeddings of tasks. BertBlocks keeps all of them and uses the first, as transformers does
   if you pass no task.

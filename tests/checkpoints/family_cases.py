@@ -41,6 +41,7 @@ from transformers import (
     RobertaConfig,
     RobertaPreLayerNormConfig,
     RoFormerConfig,
+    SplinterConfig,
     T5Config,
     UltrabertConfig,
     UMT5Config,
@@ -217,6 +218,10 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     "bert-generation": FamilyCase(
         make_config=lambda **options: BertGenerationConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
         variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "hidden_dropout_prob": 0.3},),
+    ),
+    "splinter": FamilyCase(
+        make_config=lambda **options: SplinterConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "hidden_dropout_prob": 0.3},),
     ),
     "roformer": FamilyCase(
         make_config=lambda **options: RoFormerConfig(**{**SIZES, "max_position_embeddings": 320, **options}),

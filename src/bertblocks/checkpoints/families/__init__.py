@@ -38,6 +38,7 @@ from bertblocks.checkpoints.families.roberta import (
     XLM_ROBERTA_XL,
 )
 from bertblocks.checkpoints.families.roformer import ROFORMER
+from bertblocks.checkpoints.families.splinter import SPLINTER
 from bertblocks.checkpoints.families.t5 import MT5, T5, UMT5
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
@@ -84,6 +85,7 @@ FAMILIES: dict[str, Family] = {
         MT5,
         UMT5,
         GEMMA3,
+        SPLINTER,
     )
 }
 

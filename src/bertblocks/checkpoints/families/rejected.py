@@ -35,7 +35,7 @@ REJECTED: dict[str, tuple[str, str | None]] = {
     "t5gemma": ("is an encoder and a decoder that cap their scores", "gemma3_text"),
     "tapas": ("embeds rows and columns of tables", "bert"),
     "tipsv2_text_model": (
-        "belongs to a model of images and texts and scales its sinusoidal positions",
+        "has sinusoidal positions in another order",
         "clip_text_model",
     ),
     "ultravbert": ("holds images and texts", "ultrabert"),
