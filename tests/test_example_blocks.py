@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from bertblocks import BertBlocksModel, ConfigError
 from bertblocks.config.blocks import SLOTS
@@ -20,6 +22,10 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "layer_scale": [
         {"residual_fn": "layer_scale", "layer_scale_start": 0.3, "norm_pos": "sandwich"},
         {"layer_overrides": {1: {"residual_fn": "layer_scale"}}, "parallel_block": True},
+    ],
+    "soft_capping": [
+        {"attention_fn": "soft_capping", "attention_score_cap": 2.0, "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
+        {"layer_overrides": {1: {"attention_fn": "soft_capping"}}, "local_attention": True, "num_global_tokens": 1},
     ],
 }
 
@@ -64,7 +70,7 @@ def test_every_script_is_tested_and_short() -> None:
 
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name in CHOICES for options in CHOICES[name]])
 def test_a_sequence_does_not_depend_on_its_layout(name: Any, options: Any, tmp_path: Path) -> None:
-    """Padded with and without unpadding, packed, and after a round trip through a file, as each sequence alone."""
+    """Padded on several backends, packed, and after a round trip through a file, all as each sequence alone."""
     load(name)
     model = build(**options)
     sequences = ragged_ids(EDGE_LENGTHS)
@@ -74,8 +80,8 @@ def test_a_sequence_does_not_depend_on_its_layout(name: Any, options: Any, tmp_p
         flat = torch.cat(sequences)
         cu_seqlens = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
         results = [model(flat, cu_seqlens=cu_seqlens).last_hidden_state]
-        for unpad in (True, False):
-            model.config.unpad = unpad
+        for unpad, backend in ((True, "auto"), (False, "auto"), (True, "sdpa"), (False, "eager")):
+            model.config.unpad, model.config.attention_backend = unpad, backend
             results.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
         model.save_pretrained(tmp_path)
         again = BertBlocksModel.from_pretrained(tmp_path, dtype=torch.float64)
@@ -131,3 +137,25 @@ def test_layer_scale_starts_with_the_value_of_its_layer() -> None:
         tiny_config(residual_fn="layer_scale", layer_scale_start=0.0)
     with pytest.raises(ConfigError, match="residual_fn is 'layer_scale'; ngpt requires 'add'"):
         tiny_config(residual_fn="layer_scale", ngpt=True)
+
+
+def scores_of_first_layer(model: BertBlocksModel, ids: Tensor) -> Tensor:
+    """Returns the scores `[heads, queries, keys]` of one sequence."""
+    attention = model.encoder.layers[0].attention
+    _, qkv = record(attention.qkv, lambda: model(ids))
+    q, k, _ = (part.unflatten(-1, (4, 8)) for part in qkv.split(32, dim=-1))
+    return torch.einsum("qhd,khd->hqk", q, k) / 8**0.5
+
+
+def test_soft_capping_equals_gemma() -> None:
+    load("soft_capping")
+    model = build(attention_fn="soft_capping", attention_score_cap=1.5)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    q, k, v = (torch.randn(1, 4, 5, 8, dtype=torch.float64) for _ in range(3))
+    gemma = SimpleNamespace(num_key_value_groups=1, head_dim=8, training=False)
+    _, weights = eager_attention_forward(gemma, q, k, v, None, softcap=1.5)
+    scores, visible = q @ k.mT / 8**0.5, torch.ones(5, 5, dtype=torch.bool)
+    torch.testing.assert_close(model.encoder.layers[0].attention.weigh(scores, visible), weights, atol=1e-6, rtol=0)
+    expected = (1.5 * (scores_of_first_layer(model, ids) / 1.5).tanh()).exp()
+    actual = model(ids, output_attentions=True).attentions[0][0]
+    torch.testing.assert_close(actual, expected / expected.sum(-1, keepdim=True))

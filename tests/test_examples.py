@@ -54,6 +54,11 @@ OUTPUTS = {
         r"the first layer changes its input by at most [1-9]e-0[5-9]",
         "one step changed 8 of 8 vectors of factors",
     ],
+    "blocks/soft_capping": [
+        r"cap 50: the weights of a query differ by up to a factor of \d(\.\d)?e\+\d\d",
+        r"cap 1: the weights of a query differ by up to a factor of [1-7]\.\d",
+        "one step lowers the loss: True",
+    ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bertblocks.models import BertBlocksModel as BertBlocksModel
     from bertblocks.models import BertBlocksPreTrainedModel as BertBlocksPreTrainedModel
     from bertblocks.nn.activation import register_activation as register_activation
+    from bertblocks.nn.attention import register_attention_fn as register_attention_fn
     from bertblocks.nn.backends import AttentionBackend as AttentionBackend
     from bertblocks.nn.backends import register_backend as register_backend
     from bertblocks.nn.block import register_residual as register_residual
@@ -86,6 +87,7 @@ _HOMES = {
     "pretrain": "training.pretrain",
     "read_recipe": "training.recipe",
     "register_activation": "nn.activation",
+    "register_attention_fn": "nn.attention",
     "register_backend": "nn.backends",
     "register_initialization": "nn.initialization",
     "register_masking": "objectives.maskings",

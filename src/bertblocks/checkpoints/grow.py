@@ -51,6 +51,7 @@ SAME_KEYS = (
     "final_norm",
     "norm_bias",
     "norm_weight",
+    "attention_fn",
     "attention_gate",
     "input_mixing",
     "value_embedding",

@@ -9,6 +9,7 @@ import bertblocks.nn.disentangled
 import bertblocks.nn.rope  # noqa: F401 - these two register positions
 from bertblocks.core.keys import Key, keys_of
 from bertblocks.core.registry import Registry
+from bertblocks.nn.attention import ATTENTION_FUNCTIONS
 from bertblocks.nn.block import RESIDUALS
 from bertblocks.nn.gate import GATES
 from bertblocks.nn.mlp import MLPS
@@ -30,6 +31,7 @@ SLOTS: dict[str, Registry[Any]] = {
         MLPS,
         EMBEDDING_POSITIONS,
         BLOCK_POSITIONS,
+        ATTENTION_FUNCTIONS,
         GATES,
         VALUE_EMBEDDING,
         NGPT,

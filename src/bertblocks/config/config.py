@@ -176,6 +176,9 @@ class BertBlocksConfig(PreTrainedConfig):
     attention_key_bias: bool = IMPLIED
     #: Whether the output projection has a bias.
     attention_out_bias: bool = True
+    #: How scores become weights: softmax, or a name registered with `register_attention_fn`, which the eager backend
+    #: computes.
+    attention_fn: str = "softmax"
     #: What the output of attention passes through before its projection: none, a name from the table below, or one
     #: registered with `register_gate`.
     attention_gate: str = "none"

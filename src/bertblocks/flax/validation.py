@@ -23,6 +23,7 @@ ONLY_VALUES: dict[str, object] = {
     "residual_fn": "add",
     "input_mixing": False,
     "value_embedding": False,
+    "attention_fn": "softmax",
     "task_type_vocab_size": 0,
     "embedding_projection_bias": True,
     "embedding_norm_after_projection": False,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.dropout import Dropout
@@ -25,6 +26,9 @@ from bertblocks.nn.shortcut import ValueEmbedding, get_value_embedding
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
+
+ATTENTION_FUNCTIONS: Registry[Any] = Registry("attention_fn", reserved=("softmax",))
+register_attention_fn = ATTENTION_FUNCTIONS.register
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +47,8 @@ class ForwardContext:
 class Attention(nn.Module):
     """Multi-head attention with grouped key/value heads over flat tokens.
 
-    `qk_norm_eps` turns on a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023).
+    `qk_norm_eps` turns on a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023). `weigh` replaces
+    the softmax; the eager backend computes it.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Attention(nn.Module):
         gate: AttentionGate | None = None,
         is_causal: bool = False,
         value_embedding: ValueEmbedding | None = None,
+        weigh: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -87,6 +93,7 @@ class Attention(nn.Module):
         self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
         self.gate = gate
         self.value_embedding = value_embedding
+        self.weigh = weigh
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
 
@@ -158,13 +165,15 @@ class Attention(nn.Module):
             self.scale,
             self.dropout if self.training else 0.0,
             self.relative_vectors(context.layout, v.dtype),
+            self.weigh,
         )
+        backend = context.backend if self.weigh is None else EagerBackend()
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():
             if context.output_weights:
                 attended, weights = EagerBackend().attend_with_weights(q, k, v, call, dtype)
             else:
-                attended = context.backend.attend(q, k, v, call)
+                attended = backend.attend(q, k, v, call)
         attended = index_tokens(attended, token_indices)  # [tokens, heads, head_dim]
         if self.gate is not None:
             attended = self.gate(attended, index_tokens(x, token_indices), index_tokens(v, token_indices))
@@ -183,6 +192,11 @@ class Attention(nn.Module):
         if self.pattern.is_causal:
             parts.append("causal")
         return ", ".join(parts)
+
+
+def get_attention_function(config: BertBlocksConfig) -> nn.Module | None:
+    name = config.attention_fn
+    return None if name == "softmax" else ATTENTION_FUNCTIONS[name].from_config(config)
 
 
 AttentionT = TypeVar("AttentionT", bound=Attention)
@@ -212,6 +226,7 @@ def get_attention(
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
         value_embedding=get_value_embedding(config),
+        weigh=get_attention_function(config),
         key_bias=config.attention_key_bias,
         is_causal=config.causal,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,8 @@ class AttentionContext:
     dropout: float = 0.0
     #: The vectors of distances, if the pattern is relative.
     relative: RelativeVectors | None = None
+    #: Turns scores and which of them are visible into weights; None for softmax. Only the eager backend reads it.
+    weigh: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class AttentionBackend(ABC):

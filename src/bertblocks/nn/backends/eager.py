@@ -1,4 +1,7 @@
-"""Plain matrix products: the reference for all other backends, and the only one that returns attention weights."""
+"""Plain matrix products: the reference for all other backends.
+
+No other backend returns attention weights or computes them by a function other than softmax.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +94,14 @@ def _weigh(
     visible = pattern.visible(index[:, None], index)
     if key_mask is not None:
         visible = visible & key_mask[:, None, None]
+    return (context.weigh or masked_softmax)(scores, visible).to(q.dtype)
+
+
+def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the visible keys; a query that sees none gets weights of 0."""
     # the lowest finite number instead of -inf: softmax over a query that sees nothing must not give NaN
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).masked_fill(~visible, 0.0).to(q.dtype)
+    return scores.softmax(dim=-1).masked_fill(~visible, 0.0)
 
 
 def _apply(weights: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
