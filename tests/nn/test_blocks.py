@@ -1040,6 +1040,18 @@ def test_denormals_are_flushed_only_inside_the_context() -> None:
     assert (tiny / 2).item() > 0
 
 
+def test_learned_slopes_of_alibi_start_at_the_fixed_ones_and_get_gradients() -> None:
+    model = BertBlocksModel(tiny_config(block_pos_enc_kind="alibi", alibi_learned=True))
+    position = model.encoder.layers[0].attention.position
+    assert position.learned_slopes.tolist() == pytest.approx(alibi_slopes(4))
+    nn.init.uniform_(position.learned_slopes)
+    distance = torch.arange(-3, 4)
+    expected = torch.stack([-slope * distance.abs() for slope in position.learned_slopes])
+    torch.testing.assert_close(position.bias(distance), expected)
+    model(torch.tensor([[5, 6, 7, 8]])).last_hidden_state.square().sum().backward()
+    assert position.learned_slopes.grad.abs().min() > 0
+
+
 def test_mitchell_divides_outputs_by_the_root_of_twice_their_layer() -> None:
     model = build_for_init(init_kind="mitchell", num_hidden_layers=3)
     for number, layer in enumerate(model.base_model.encoder.layers, start=1):

@@ -93,6 +93,10 @@ APART: list[dict[str, Any]] = [
     {"attention_norm_pos": "pre", "mlp_norm_pos": "post"},
     {"norm_pos": "sandwich", "mlp_norm_pos": "pre", "layer_overrides": {1: {"attention_norm_pos": "none"}}},
 ]
+LEARNED_ALIBI: list[dict[str, Any]] = [
+    {"block_pos_enc_kind": "alibi", "alibi_learned": True},
+    {"block_pos_enc_kind": "alibi", "alibi_learned": True, "local_attention": True, "num_kv_heads": 2},
+]
 SHORTCUTS: list[dict[str, Any]] = [
     {"input_mixing": True, "norm_pos": "pre"},
     {"value_embedding": True, "num_kv_heads": 2, "block_pos_enc_kind": "rope", "local_attention": True},
@@ -130,6 +134,7 @@ CHOICES = [
     *SCALES,
     *GATES,
     *APART,
+    *LEARNED_ALIBI,
     *SHORTCUTS,
     *FACTORISED,
     *SHARED,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
@@ -157,19 +158,35 @@ class BlockPosition(nn.Module):
 class ALiBi(BlockPosition):
     """Scores fall linearly with distance, at a different rate per head (Press et al., 2022); symmetric for encoders."""
 
+    keys: ClassVar[dict[str, Key]] = {
+        "alibi_learned": Key(
+            bool,
+            False,
+            "Whether training changes the slopes; flash cannot run then. No controlled study of encoders is known.",
+            per_layer=True,
+        )
+    }
     has_bias = True
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, is_learned: bool = False) -> None:
         super().__init__()
-        self.slopes = alibi_slopes(num_heads)
+        slopes = alibi_slopes(num_heads)
+        self.slopes = None if is_learned else slopes
+        self.learned_slopes = nn.Parameter(torch.tensor(slopes)) if is_learned else None
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> ALiBi:
-        return cls(config.num_attention_heads)
+        return cls(config.num_attention_heads, config.alibi_learned)
+
+    def init_parameters(self, config: BertBlocksConfig) -> None:
+        if self.learned_slopes is not None:
+            init.copy_(self.learned_slopes, torch.tensor(alibi_slopes(len(self.learned_slopes))))
 
     def bias(self, distance: Tensor) -> Tensor:
-        slopes = torch.tensor(self.slopes, device=distance.device).view(-1, *(1,) * distance.dim())
-        return -slopes * distance.abs()
+        slopes = self.learned_slopes
+        if slopes is None:
+            slopes = torch.tensor(self.slopes, device=distance.device)
+        return -slopes.view(-1, *(1,) * distance.dim()) * distance.abs()
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

@@ -87,16 +87,17 @@ class BlockPosition(nnx.Module):
 class ALiBi(BlockPosition):
     """Scores fall linearly with distance, with a slope per head (Press et al., 2022)."""
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, is_learned: bool = False) -> None:
         self.slopes = alibi_slopes(num_heads)
+        self.learned_slopes = nnx.Param(jnp.asarray(self.slopes)) if is_learned else None
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, is_local: bool) -> ALiBi:
-        return cls(config.num_attention_heads)
+        return cls(config.num_attention_heads, config.alibi_learned)
 
     def bias(self, distance: Array) -> Array:
-        slopes = jnp.asarray(self.slopes).reshape(-1, *(1,) * distance.ndim)
-        return -slopes * jnp.abs(distance)
+        slopes = jnp.asarray(self.slopes) if self.learned_slopes is None else self.learned_slopes[...]
+        return -slopes.reshape(-1, *(1,) * distance.ndim) * jnp.abs(distance)
 
 
 @register_position("t5")
