@@ -13,13 +13,14 @@ from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
 Kind = Literal[
-    "classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag", "winogender", "mmlu"
+    "classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag", "xtreme", "winogender", "mmlu"
 ]
 #: Suites by name: the function that runs them, whether they fine-tune, and the title of their table.
 SUITES = {
     "glue": ("bertblocks.evaluation.glue:run_glue", True, "GLUE, development sets"),
     "superglue": ("bertblocks.evaluation.superglue:run_superglue", True, "SuperGLUE, validation sets"),
     "swag": ("bertblocks.evaluation.swag:run_swag", True, "SWAG, validation set"),
+    "xtreme": ("bertblocks.evaluation.xtreme:run_xtreme", True, "XTREME, mean over languages"),
     "winogender": ("bertblocks.evaluation.winogender:run_winogender", False, "Winogender"),
     "mmlu": ("bertblocks.evaluation.mmlu:run_mmlu", False, "MMLU, masked language models"),
 }
@@ -49,9 +50,10 @@ def evaluate(
     Several models are compared with the first on the same examples, with a paired bootstrap.
 
     Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
-    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue and swag
-    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune. winogender and mmlu
-    need a masked-LM head; mmlu takes shots=5, score=text and subjects=[anatomy].
+    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue, swag and xtreme
+    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all but glue take
+    train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head; mmlu takes
+    shots=5, score=text and subjects=[anatomy].
     """
     import transformers
 
