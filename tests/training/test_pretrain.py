@@ -328,7 +328,9 @@ def test_only_free_keys_may_change_when_a_run_continues() -> None:
 
 
 def test_held_out_texts_and_masks_do_not_depend_on_the_length() -> None:
-    targets = [HeldOutEvaluator([Documents(3)], make_vocabulary(), length, 600).targets for length in (8, 32, 512)]
+    model = make_model()
+    evaluators = [HeldOutEvaluator([Documents(3)], make_vocabulary(), length, 600) for length in (8, 32, 512)]
+    targets = [evaluator.targets_for(model) for evaluator in evaluators]
     assert targets[0].tolist() == targets[1].tolist() == targets[2].tolist()
 
 
@@ -347,7 +349,7 @@ def test_held_out_metrics_equal_a_padded_loop() -> None:
     found = held_out.evaluate(model)
     assert found["held_out_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert found["held_out_accuracy"] == pytest.approx(np.mean(right))
-    assert len(held_out.targets) == len(losses) > 30
+    assert len(held_out.targets_for(model)) == len(losses) > 30
 
 
 def test_pseudo_perplexity_equals_brute_force() -> None:
@@ -421,3 +423,36 @@ def test_replaced_token_detection_trains_and_writes_both_models(recipe: Any, tmp
     for name, weights in whole.items():
         for key, value in load_file(folder / name / "model.safetensors").items():
             assert torch.equal(value, weights[key]), key
+
+
+def test_a_causal_phase_and_a_masked_phase_train_the_same_weights(recipe: Any, tmp_path: Path) -> None:
+    phases = [
+        {"name": "causal", "duration": 4, "length": 64, "batch_tokens": 256},
+        {"name": "masked", "duration": 4, "objective": {"kind": "masked_lm"}},
+    ]
+    settings = [
+        "objective={kind: causal_lm}",
+        f"phases={json.dumps(phases)}",
+        "run.log_every=4",
+        "run.evaluation.every=4",
+    ]
+    done = run(recipe, *settings, "run.checkpoints={every: 4, keep: all}")
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run"
+    configs = [folder / "checkpoints" / "step-00000004", folder / "model"]
+    assert [json.loads((path / "config.json").read_text())["causal"] for path in configs] == [True, False]
+    assert [line["phase"] for line in read_metrics(folder / "metrics.jsonl") if "phase" in line] == ["causal", "masked"]
+    before, after = (load_file(path / "model.safetensors") for path in configs)
+    assert before.keys() == after.keys()
+    assert "pseudo_perplexity" in json.loads((folder / "result.json").read_text())["metrics"]
+    with_key = run(recipe, "model.config.causal=true")
+    assert "model.config.causal follows from the objective of each phase" in with_key.output
+
+
+def test_a_causal_run_reports_its_perplexity(recipe: Any, tmp_path: Path) -> None:
+    done = run(recipe, "objective={kind: causal_lm}", "phases.0.duration=4")
+    assert done.exit_code == 0, done.output
+    assert "next-token loss" in done.output
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["held_out_loss"]))
+    assert "pseudo_perplexity" not in metrics

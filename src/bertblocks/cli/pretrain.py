@@ -65,12 +65,14 @@ def pretrain(
 def _print(result: PretrainResult, console: Console) -> None:
     metrics = result.metrics
     table = make_table(["on held-out texts", "model", "unigram"])
-    table.add_row("masked accuracy", f"{metrics['held_out_accuracy']:.1%}", f"{metrics['unigram_accuracy']:.1%}")
-    table.add_row("masked loss", f"{metrics['held_out_loss']:.3f}", f"{metrics['unigram_loss']:.3f}")
+    predicted = "next-token" if "perplexity" in metrics else "masked"
+    table.add_row(f"{predicted} accuracy", f"{metrics['held_out_accuracy']:.1%}", f"{metrics['unigram_accuracy']:.1%}")
+    table.add_row(f"{predicted} loss", f"{metrics['held_out_loss']:.3f}", f"{metrics['unigram_loss']:.3f}")
     if "held_out_order_accuracy" in metrics:
         table.add_row("sentence-order accuracy", f"{metrics['held_out_order_accuracy']:.1%}", "50.0%")
-    if "pseudo_perplexity" in metrics:
-        table.add_row("pseudo-perplexity", f"{metrics['pseudo_perplexity']:.1f}", "")
+    for key in ("perplexity", "pseudo_perplexity"):
+        if key in metrics:
+            table.add_row(key.replace("_", "-"), f"{metrics[key]:.1f}", "")
     print_table(console, "Evaluation", table)
     predictions = make_table(["masked word", "predictions", "text"], text_columns=3)
     for filled in result.filled:

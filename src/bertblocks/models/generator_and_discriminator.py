@@ -76,6 +76,11 @@ class GeneratorAndDiscriminator(BertBlocksPreTrainedModel):
         self.discriminator.set_rope_theta(theta)
         self.config.rope_theta = self.discriminator.config.rope_theta
 
+    def set_causal(self, causal: bool) -> None:
+        self.generator.set_causal(causal)
+        self.discriminator.set_causal(causal)
+        self.config.causal = causal
+
     def forward(
         self,
         input_ids: Tensor,

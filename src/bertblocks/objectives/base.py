@@ -27,6 +27,8 @@ class Objective(ABC):
 
     #: How many special tokens are added to each chunk.
     overhead: int
+    #: Whether tokens must not see later ones.
+    is_causal: bool = False
 
     @abstractmethod
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:

@@ -18,7 +18,7 @@ from bertblocks.data.stream import Documents, cut_chunks, sample_documents
 from bertblocks.models import GeneratorAndDiscriminator
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
-from bertblocks.objectives import MaskedLanguageModeling, SentenceOrder
+from bertblocks.objectives import CausalLanguageModeling, MaskedLanguageModeling, SentenceOrder
 from bertblocks.text.vocabulary import Vocabulary
 
 #: Every model is evaluated with this share of tokens replaced by [MASK].
@@ -73,6 +73,7 @@ class HeldOutEvaluator:
         order: SentenceOrder | None = None,
     ) -> None:
         self.objective = MaskedLanguageModeling(vocabulary, MASK_RATE, mask_share=1.0, random_share=0.0)
+        self.length = length
         documents = sample_documents(sources, tokens, SEED)
         self.chunks = cut_chunks(documents, length - self.objective.overhead)
         self.batches = self.objective.batch_documents(documents, length, CHUNK_TOKENS, SEED)
@@ -83,17 +84,25 @@ class HeldOutEvaluator:
             starts = range(0, len(chunks), per_batch)
             self.order_batches = [order.batch([chunks[start : start + per_batch]], SEED) for start in starts]
 
-    @property
-    def targets(self) -> NDArray[np.int64]:
-        """The original of every masked token."""
-        labels = [_labels(batch) for batch in self.batches]
+    def batches_for(self, model: Any) -> list[FlatBatch]:
+        """The masked texts or, for a causal model, texts in which every token is predicted from those before it."""
+        if not model.config.causal:
+            return self.batches
+        objective = CausalLanguageModeling(self.objective.vocabulary)
+        size = max(CHUNK_TOKENS // self.length, 1)
+        starts = range(0, len(self.chunks), size)
+        return [objective.batch([self.chunks[start : start + size]], SEED) for start in starts]
+
+    def targets_for(self, model: Any) -> NDArray[np.int64]:
+        """Every token that the model has to predict."""
+        labels = [_labels(batch) for batch in self.batches_for(model)]
         return torch.cat([batch_labels[batch_labels != IGNORE] for batch_labels in labels]).numpy()
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> dict[str, float]:
-        """Loss and accuracy on the masked tokens, and on the order of segments if the objective trains it."""
+        """Loss and accuracy on the predicted tokens, and on the order of segments if the objective trains it."""
         loss, correct, count = 0.0, 0, 0
-        for batch in self.batches:
+        for batch in self.batches_for(model):
             labels = _labels(batch)
             token_indices = (labels != IGNORE).nonzero().squeeze(1)
             targets = labels[token_indices].to(model.device)

@@ -182,6 +182,16 @@ class ReplacedTokens(MaskingSection):
         return type(config).from_dict({**values, **own})
 
 
+@register_objective("causal_lm")
+class CausalLM(ObjectiveSection):
+    """Predicts every token from those before it, with causal attention. A later phase may continue as masked_lm."""
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.CausalLanguageModeling(vocabulary)
+
+
 @register_objective("sentence_order")
 class SentenceOrder(ObjectiveSection):
     @property

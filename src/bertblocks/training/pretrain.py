@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -183,12 +184,18 @@ def _finish(
     """Evaluates the finished model, and writes it with its report and, last, the file that completes the run."""
     with trainer.evaluation_weights():
         metrics = held_out.evaluate(trainer.model)
-        if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
-            metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, tokens)
-        filled = fill_masks(trainer.model, corpus.tokenizer, held_out, SHOWN_MASKS)
+        filled: list[FilledMask] = []
+        if trainer.model.config.causal:
+            metrics["perplexity"] = math.exp(metrics["held_out_loss"])
+        else:
+            if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
+                metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, tokens)
+            filled = fill_masks(trainer.model, corpus.tokenizer, held_out, SHOWN_MASKS)
         for name, snapshot in final_models(trainer.model).items():
             world.run_on_main(partial(write_model, recipe.folder / name, snapshot, corpus.tokenizer))
-    metrics |= UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer)).evaluate(held_out.targets)
+    metrics |= UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer)).evaluate(
+        held_out.targets_for(trainer.model)
+    )
     state = outcome.state
     facts = {
         **{f"corpus: {key.replace('_', ' ')}": count for key, count in corpus.counts.items()},

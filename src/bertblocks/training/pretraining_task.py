@@ -78,6 +78,8 @@ class PretrainingTask(TrainingTask):
     def before_step(self, model: Any, step: int) -> None:
         phase = self.plan.at(step).phase
         self.objective = self.objectives[phase.index]
+        if model.config.causal != self.objective.is_causal:
+            model.set_causal(self.objective.is_causal)
         theta = phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             model.set_rope_theta(theta)

@@ -50,6 +50,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Recipe:
+        if "causal" in self.model.config:
+            raise ValueError("model.config.causal follows from the objective of each phase; remove it")
         names, objective = [source.name for source in self.corpus.sources], self.objective
         for index, phase in enumerate(self.phases):
             for name in phase.mixture or ():
