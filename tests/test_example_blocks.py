@@ -27,6 +27,10 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
         {"attention_fn": "soft_capping", "attention_score_cap": 2.0, "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
         {"layer_overrides": {1: {"attention_fn": "soft_capping"}}, "local_attention": True, "num_global_tokens": 1},
     ],
+    "exclusive_attention": [
+        {"attention_gate": "exclusive", "num_kv_heads": 2, "block_pos_enc_kind": "rope"},
+        {"layer_overrides": {1: {"attention_gate": "exclusive"}}, "ngpt": True},
+    ],
 }
 
 
@@ -159,3 +163,18 @@ def test_soft_capping_equals_gemma() -> None:
     expected = (1.5 * (scores_of_first_layer(model, ids) / 1.5).tanh()).exp()
     actual = model(ids, output_attentions=True).attentions[0][0]
     torch.testing.assert_close(actual, expected / expected.sum(-1, keepdim=True))
+
+
+def test_exclusive_attention_removes_the_projection_on_the_own_value() -> None:
+    """With one key/value head for two query heads, one token and head at a time."""
+    load("exclusive_attention")
+    model = build(attention_gate="exclusive", num_kv_heads=2)
+    gate = model.encoder.layers[0].attention.gate
+    (attended, _, values), output = record(gate, lambda: model(torch.tensor([[5, 6, 7]])))
+    assert attended.shape == (3, 4, 8)
+    for token in range(3):
+        for head in range(4):
+            y, v = attended[token, head], values[token, head // 2]
+            torch.testing.assert_close(output[token, head], y - (y @ v) * v / (v @ v))
+    nothing = torch.zeros(1, 2, 8, dtype=torch.float64)
+    assert torch.equal(gate(nothing + 1, nothing, nothing), nothing + 1)  # a value of 0 has no direction

@@ -59,6 +59,10 @@ OUTPUTS = {
         r"cap 1: the weights of a query differ by up to a factor of [1-7]\.\d",
         "one step lowers the loss: True",
     ],
+    "blocks/exclusive_attention": [
+        "outputs of attention are orthogonal to the token's own value: True",
+        "one step lowers the loss: True",
+    ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}
