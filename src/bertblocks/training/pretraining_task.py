@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
 from bertblocks.objectives import Objective
 from bertblocks.training.held_out import HeldOutEvaluator
+from bertblocks.training.sections import Corpus
 from bertblocks.training.task import TrainingTask
 from bertblocks.training.training_plan import TrainingPlan
 
@@ -34,10 +36,11 @@ class PretrainingTask(TrainingTask):
         self.objective = objectives[0]  # of the current step
         self.held_out = held_out
         min_tokens = {source.name: source.min_tokens for source in recipe.corpus.sources}
+        factors = {name: _size_factor(sources[name], least, recipe.corpus) for name, least in min_tokens.items()}
         self.streams = [
             PackedStream(
                 [
-                    StreamSource(sources[name], weight, min_tokens[name])
+                    StreamSource(sources[name], weight * factors[name], min_tokens[name])
                     for name, weight in phase.mixture.items()
                     if weight
                 ],
@@ -93,3 +96,11 @@ class PretrainingTask(TrainingTask):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {} if self.held_out is None else self.held_out.evaluate(model)
+
+
+def _size_factor(documents: Documents, min_tokens: int, corpus: Corpus) -> float:
+    """The factor on a weight that follows from the size (Conneau et al., 2020, with alpha = 1 / temperature)."""
+    if corpus.temperature is None:
+        return 1.0
+    lengths = np.asarray(documents.lengths)
+    return float(lengths[lengths >= min_tokens].sum()) ** (1 / corpus.temperature)

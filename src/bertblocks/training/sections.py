@@ -85,6 +85,9 @@ class CorpusSource(Section):
 class Corpus(Section):
     sources: Annotated[list[CorpusSource], Field(min_length=1)] = [CorpusSource(builtin="docstrings")]
     """Several sources are mixed according to their weights."""
+    temperature: Positive | None = None
+    """Multiplies the weight of a source by its number of tokens to the power of 1 / temperature, so that small sources,
+    such as rare languages, are drawn more often than their size but less than large ones. None: weights alone."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """The share of documents (packages, for docstrings) held out for evaluation."""
     max_bad_share: Share = 0.01
