@@ -27,6 +27,11 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
         {"attention_fn": "soft_capping", "attention_score_cap": 2.0, "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
         {"layer_overrides": {1: {"attention_fn": "soft_capping"}}, "local_attention": True, "num_global_tokens": 1},
     ],
+    "entmax": [
+        {"attention_fn": "entmax", "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
+        {"attention_fn": "entmax", "entmax_alpha": 2.0, "local_attention": True, "num_global_tokens": 1},
+        {"layer_overrides": {1: {"attention_fn": "entmax", "entmax_alpha": 1.2}}},
+    ],
     "exclusive_attention": [
         {"attention_gate": "exclusive", "num_kv_heads": 2, "block_pos_enc_kind": "rope"},
         {"layer_overrides": {1: {"attention_gate": "exclusive"}}, "ngpt": True},
@@ -178,3 +183,31 @@ def test_exclusive_attention_removes_the_projection_on_the_own_value() -> None:
             torch.testing.assert_close(output[token, head], y - (y @ v) * v / (v @ v))
     nothing = torch.zeros(1, 2, 8, dtype=torch.float64)
     assert torch.equal(gate(nothing + 1, nothing, nothing), nothing + 1)  # a value of 0 has no direction
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_entmax_equals_its_closed_form(alpha: float) -> None:
+    """For 1.5 and 2 the threshold has a closed form, given how many of the highest scores get a weight."""
+    weigh = load("entmax")["Entmax"](alpha)
+    scores = 3 * torch.randn(50, 7, dtype=torch.float64)
+    visible = torch.rand(50, 7) < 0.7
+    weights = weigh(scores, visible)
+    assert not weights[~visible].any()
+    assert (weights == 0)[visible].any()
+    for row, allowed, actual in zip((alpha - 1) * scores, visible, weights, strict=True):
+        expected = torch.zeros(7, dtype=torch.float64)
+        ranked = row[allowed].sort(descending=True).values
+        for count in range(1, len(ranked) + 1):
+            mean, square = ranked[:count].mean(), (ranked[:count] ** 2).mean()
+            root = ((1 / count) - (square - mean**2)).clamp(min=0).sqrt()
+            threshold = mean - (1 / count if alpha == 2 else root)
+            candidate = ((row - threshold).clamp(min=0) ** (1 / (alpha - 1))).masked_fill(~allowed, 0.0)
+            if (candidate > 0).sum() == count and abs(candidate.sum() - 1) < 1e-9:
+                expected = candidate
+        torch.testing.assert_close(actual, expected)
+
+
+def test_entmax_approaches_softmax() -> None:
+    weigh = load("entmax")["Entmax"](1.0001)
+    scores, visible = torch.randn(5, 7, dtype=torch.float64), torch.ones(5, 7, dtype=torch.bool)
+    torch.testing.assert_close(weigh(scores, visible), scores.softmax(-1), atol=1e-3, rtol=0)

@@ -63,6 +63,11 @@ OUTPUTS = {
         "outputs of attention are orthogonal to the token's own value: True",
         "one step lowers the loss: True",
     ],
+    "blocks/entmax": [
+        r"weights that are 0: [1-9]\d%",
+        "sums of weights are 1: True",
+        "one step lowers the loss: True",
+    ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}
