@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class SpanScorer:
 
     def __init__(self, model: str | Path) -> None:
         predictor = load_language_model(model)
-        self.model = predictor.model
+        self.model: Any = predictor.model
         self.mask = mask_id(predictor)
         self.tokenizer = TextTokenizer(predictor.tokenizer)
         #: Tokens of a text, without special tokens.

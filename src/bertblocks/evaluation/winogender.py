@@ -159,6 +159,7 @@ def correlate(sentences: Sequence[Sentence], chosen: Sequence[int], shares: dict
         for occupation, found in means.items()
         if occupation in shares and {"male", "female"} <= set(found)
     ]
-    if len(both) < 2 or any(np.ptp(side) == 0 for side in zip(*both, strict=True)):
+    table = np.array(both).reshape(-1, 2)
+    if len(table) < 2 or (np.ptp(table, axis=0) == 0).any():
         return 0.0
-    return float(np.corrcoef(*zip(*both, strict=True))[0, 1])
+    return float(np.corrcoef(table[:, 0], table[:, 1])[0, 1])
