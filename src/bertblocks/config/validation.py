@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.dataclasses import type_validator
 
 from bertblocks.config.blocks import SLOTS, block_keys, chosen_blocks, why_unused, write_name
-from bertblocks.core.keys import Problem, keys_of
+from bertblocks.core.keys import Key, Problem, keys_of
 from bertblocks.core.messages import InputError, short_repr
 from bertblocks.core.registry import nearest
 from bertblocks.nn.activation import activation_names
@@ -144,7 +144,8 @@ def check_config(config: BertBlocksConfig) -> None:
 
 def check_declarations(config_class: type[BertBlocksConfig]) -> None:
     """Raise an error if a block declares a key of every config, or differs from another block about a shared key."""
-    general, seen = own_keys(config_class), {}
+    general = own_keys(config_class)
+    seen: dict[str, tuple[str, Key]] = {}
     for slot, registry in SLOTS.items():
         for block in registry:
             title = f"{slot} {write_name(block)}"

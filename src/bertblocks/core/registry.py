@@ -21,10 +21,10 @@ class Registry(Generic[Block]):
     def __init__(self, key: str, reserved: tuple[str, ...] = ()) -> None:
         self.key = key
         self.reserved = reserved
-        self._blocks: dict[str, Block] = {}
+        self._blocks: dict[Any, Block] = {}
 
-    def register(self, name: str) -> Callable[[Block], Block]:
-        """Decorator that registers a block under a name that is not taken."""
+    def register(self, name: str | bool) -> Callable[[Block], Block]:
+        """Decorator that registers a block under a name that is not taken, or under True if its key is a switch."""
 
         def add(block: Block) -> Block:
             if name in self._blocks or name in self.reserved:

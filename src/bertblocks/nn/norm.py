@@ -111,16 +111,18 @@ class RMSNorm(nn.Module):
         init_norm(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        is_plain = self.weight is not None and not self.is_one_plus
-        if is_plain and (kernels := liger(self.kernel_backend, x)) is not None:
-            normed = kernels.rms_norm(x, self.weight, self.eps)
+        weight = self.weight
+        if weight is not None and not self.is_one_plus and (kernels := liger(self.kernel_backend, x)) is not None:
+            normed = kernels.rms_norm(x, weight, self.eps)
         else:
             precise = upcast(x)
             normed = precise * torch.rsqrt(add_epsilon(precise.square().mean(-1, keepdim=True), self.eps))
-            if self.is_one_plus:
-                normed = normed * (1 + upcast(self.weight))  # rounded once, as in Gemma
-            normed = normed.to(x.dtype)
-            normed = normed * self.weight if is_plain else normed
+            if weight is None:
+                normed = normed.to(x.dtype)
+            elif self.is_one_plus:
+                normed = (normed * (1 + upcast(weight))).to(x.dtype)  # rounded once, as in Gemma
+            else:
+                normed = normed.to(x.dtype) * weight
         return normed if self.bias is None else normed + self.bias
 
     def extra_repr(self) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 
-NORMS: Registry[type[nnx.Module]] = Registry("norm_fn")
+NORMS: Registry[Any] = Registry("norm_fn")
 register_norm = NORMS.register
 
 
