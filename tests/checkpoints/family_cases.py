@@ -145,8 +145,16 @@ GEMMA = {
     "use_bidirectional_attention": True,
     "sliding_window": 32,
     "query_pre_attn_scalar": 12,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
 }
+
+
+def gemma_config(**options: Any) -> PreTrainedConfig:
+    """The third layer sees all tokens."""
+    values = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 320, **GEMMA, **options}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    return Gemma3TextConfig(**{"layer_types": kinds[: values["num_hidden_layers"]], **values})
+
+
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 DEBERTA_OPTIONS = {
@@ -383,9 +391,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
     "mt5": t5_case(MT5Config),
     "umt5": t5_case(UMT5Config),
     "gemma3_text": FamilyCase(
-        make_config=lambda **options: Gemma3TextConfig(
-            **{**SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 320, **GEMMA, **options}
-        ),
+        make_config=gemma_config,
         variants=(
             {"use_bidirectional_attention": False, "sliding_window": 20, "attention_bias": True},
             {"layer_types": ["full_attention"] * 4, "tie_word_embeddings": False, "rms_norm_eps": 1e-3},

@@ -268,6 +268,7 @@ ONLY_IN_TORCH = {
     "qwen3",
     "modernbert-decoder",
     "clip_text_model",
+    "gemma3_text",
 }  # causal
 
 

@@ -37,6 +37,7 @@ from bertblocks.nn.mlp import GLU, MLP, NGPTMLP
 from bertblocks.nn.ops import int8 as kernel
 from bertblocks.nn.ops.int8 import Kernel, KernelError
 from bertblocks.nn.quantized import QuantizedLinear, QuantizedMLP
+from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.checkpoints.test_families import CASES, reference
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
@@ -190,7 +191,9 @@ def test_other_feed_forward_networks_have_quantized_matrices(path: Any) -> None:
 def test_every_family_and_head_quantizes_accurately_and_reloads(name: Any, task: Any, tmp_path: Path) -> None:
     theirs = reference(name, task)
     model = from_huggingface(theirs)
-    assert_near_and_kept(model, theirs, tmp_path)
+    # otherwise hidden states do not correspond, and test_families compares the outputs
+    is_comparable = FAMILY_CASES[name].normalizes_last_state
+    assert_near_and_kept(model, theirs if is_comparable else copy.deepcopy(model), tmp_path)
 
 
 def assert_near_and_kept(model: Any, reference_model: Any, folder: Path) -> None:
