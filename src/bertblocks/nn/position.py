@@ -183,9 +183,8 @@ class ALiBi(BlockPosition):
             init.copy_(self.learned_slopes, torch.tensor(alibi_slopes(len(self.learned_slopes))))
 
     def bias(self, distance: Tensor) -> Tensor:
-        slopes = self.learned_slopes
-        if slopes is None:
-            slopes = torch.tensor(self.slopes, device=distance.device)
+        learned = self.learned_slopes
+        slopes: Tensor = torch.tensor(self.slopes, device=distance.device) if learned is None else learned
         return -slopes.view(-1, *(1,) * distance.dim()) * distance.abs()
 
 
