@@ -117,8 +117,7 @@ class BertBlocksConfig(PreTrainedConfig):
     #: pre x + f(Nx) | post N(x + f(x)) | pre_and_post N'(x + f(Nx)) | sandwich x + N'(f(Nx)) | none x + f(x).
     #: Implied: post; none for nGPT.
     norm_pos: str = IMPLIED
-    #: norm_pos of attention alone. HybridNorm (arXiv 2503.04598) reports lower losses with another one than in the
-    #: feed-forward network, for decoders. Implied: norm_pos.
+    #: norm_pos of attention alone, as in HybridNorm. BertBlocks has not compared it. Implied: norm_pos.
     attention_norm_pos: str = IMPLIED
     #: norm_pos of the feed-forward network alone. Implied: norm_pos.
     mlp_norm_pos: str = IMPLIED
@@ -248,8 +247,7 @@ class BertBlocksConfig(PreTrainedConfig):
     init_kind: str = IMPLIED
     #: Standard deviation of initial weights.
     initializer_range: float = 0.02
-    #: Standard deviation of initial embeddings. Small ones such as 1e-4 suit models with a norm after the embeddings.
-    #: Implied: initializer_range.
+    #: Standard deviation of initial embeddings. Implied: initializer_range.
     embedding_initializer_range: float = IMPLIED
     #: Number of standard deviations at which a truncated normal is cut.
     initializer_cutoff_factor: float = 2.0

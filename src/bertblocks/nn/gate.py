@@ -39,10 +39,7 @@ class AttentionGate(nn.Module):
 class HeadwiseGate(AttentionGate):
     """y * sigmoid(x W) with one number per head (Qiu et al., 2025)."""
 
-    evidence = (
-        "Positive for decoders of 1.7 to 15 billion parameters (arXiv 2505.06708), at almost no cost; little is known "
-        "about encoders."
-    )
+    evidence = "Proposed for decoders (arXiv 2505.06708); BertBlocks has not compared it in encoders."
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -66,7 +63,7 @@ class HeadwiseGate(AttentionGate):
 class ElementwiseGate(HeadwiseGate):
     """y * sigmoid(x W) with one number per head and unit (Qiu et al., 2025)."""
 
-    evidence = "The best of the gates in arXiv 2505.06708, for decoders. It adds one more square matrix per layer."
+    evidence = "As headwise, with one more matrix as large as the output projection."
 
     @staticmethod
     def size(num_heads: int, head_dim: int) -> int:
