@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from bertblocks import BertBlocksModel, ConfigError
+from bertblocks import BertBlocksModel, ConfigError, register_sharing
 from bertblocks.config.blocks import SLOTS
 from tests.helpers import EDGE_LENGTHS, pad_ids, ragged_ids, tiny_config
 
@@ -26,6 +26,9 @@ CHOICES: dict[str, list[dict[str, Any]]] = {
     "soft_capping": [
         {"attention_fn": "soft_capping", "attention_score_cap": 2.0, "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
         {"layer_overrides": {1: {"attention_fn": "soft_capping"}}, "local_attention": True, "num_global_tokens": 1},
+    ],
+    "cyclic_sharing": [
+        {"layer_sharing": "cyclic", "num_hidden_layers": 4, "num_hidden_groups": 2, "norm_pos": "pre"},
     ],
     "entmax": [
         {"attention_fn": "entmax", "num_kv_heads": 2, "block_pos_enc_kind": "alibi"},
@@ -211,3 +214,31 @@ def test_entmax_approaches_softmax() -> None:
     weigh = load("entmax")["Entmax"](1.0001)
     scores, visible = torch.randn(5, 7, dtype=torch.float64), torch.ones(5, 7, dtype=torch.bool)
     torch.testing.assert_close(weigh(scores, visible), scores.softmax(-1), atol=1e-3, rtol=0)
+
+
+def test_cyclic_sharing_equals_a_model_with_copies() -> None:
+    load("cyclic_sharing")
+    shared = build(layer_sharing="cyclic", num_hidden_layers=5, num_hidden_groups=2)
+    apart = build(num_hidden_layers=5)
+    for name in ("embedding", "pooler"):
+        getattr(apart, name).load_state_dict(getattr(shared, name).state_dict())
+    for layer, source in zip(apart.encoder.layers, (0, 1, 0, 1, 0), strict=True):
+        layer.load_state_dict(shared.encoder.layers[source].state_dict())
+    ids = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(shared(ids).last_hidden_state, apart(ids).last_hidden_state)
+
+
+def test_layers_that_share_weights_in_turn_must_agree() -> None:
+    load("cyclic_sharing")
+    options = {"layer_sharing": "cyclic", "num_hidden_layers": 4, "num_hidden_groups": 2}
+    tiny_config(**options, layer_overrides={1: {"hidden_act": "silu"}, 3: {"hidden_act": "silu"}})
+    with pytest.raises(ConfigError, match="makes layers 0 and 2 share their weights, so they must have the same"):
+        tiny_config(**options, layer_overrides={2: {"hidden_act": "silu"}})
+    with pytest.raises(ConfigError, match="requires a first layer that does not share its weights"):
+        tiny_config(**options, norm_pos="pre", first_attention_norm=False)
+
+
+def test_a_rule_of_sharing_must_use_every_set_of_weights() -> None:
+    register_sharing("first_only")(type("FirstOnly", (), {"group": staticmethod(lambda index, layers, groups: 0)}))
+    with pytest.raises(ConfigError, match=r"num_hidden_groups is 2; .* must use every set of weights"):
+        tiny_config(layer_sharing="first_only", num_hidden_groups=2)

@@ -68,6 +68,11 @@ OUTPUTS = {
         "sums of weights are 1: True",
         "one step lowers the loss: True",
     ],
+    "blocks/cyclic_sharing": [
+        "consecutive: AAABBB, 2 layers with weights",
+        "cyclic: ABABAB, 2 layers with weights",
+        "one step lowers the loss: True",
+    ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
 SLOW = {"distributed", "finetune_answer", "finetune_tag"}

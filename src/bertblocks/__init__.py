@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bertblocks.nn.mlp import register_mlp as register_mlp
     from bertblocks.nn.norm import register_norm as register_norm
     from bertblocks.nn.position import register_position as register_position
+    from bertblocks.nn.sharing import register_sharing as register_sharing
     from bertblocks.objectives.maskings import register_masking as register_masking
     from bertblocks.tasks.answer.predictions import Answer as Answer
     from bertblocks.tasks.answer.predictions import Answers as Answers
@@ -99,6 +100,7 @@ _HOMES = {
     "register_position": "nn.position",
     "register_residual": "nn.block",
     "register_schedule": "training.schedules",
+    "register_sharing": "nn.sharing",
     "save_huggingface": "checkpoints.save",
     "to_huggingface": "checkpoints.save",
 }

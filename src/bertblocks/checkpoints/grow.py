@@ -52,6 +52,7 @@ SAME_KEYS = (
     "norm_bias",
     "norm_weight",
     "attention_fn",
+    "layer_sharing",
     "attention_gate",
     "input_mixing",
     "value_embedding",

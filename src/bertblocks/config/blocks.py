@@ -16,6 +16,7 @@ from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
 from bertblocks.nn.norm import NORMS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
+from bertblocks.nn.sharing import SHARINGS
 from bertblocks.nn.shortcut import INPUT_MIXING, VALUE_EMBEDDING
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SLOTS: dict[str, Registry[Any]] = {
     registry.key: registry
     for registry in (
+        SHARINGS,
         NORMS,
         RESIDUALS,
         INPUT_MIXING,

@@ -78,9 +78,11 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_size: int = IMPLIED
     #: Number of layers.
     num_hidden_layers: int = 12
-    #: Number of distinct sets of layer weights. With fewer than one per layer, consecutive layers share a set, as in
-    #: ALBERT. Implied: num_hidden_layers.
+    #: Number of distinct sets of layer weights. With fewer than one per layer, layers share a set, as in ALBERT.
+    #: Implied: num_hidden_layers.
     num_hidden_groups: int = IMPLIED
+    #: Which layers share a set: a name from the table below, or one registered with `register_sharing`.
+    layer_sharing: str = "consecutive"
     #: Number of query heads.
     num_attention_heads: int = 12
     #: Number of key/value heads. Query head h uses head h * num_kv_heads // num_attention_heads. Implied:
@@ -513,8 +515,8 @@ class BertBlocksConfig(PreTrainedConfig):
         return layer
 
     def layer_group(self, index: int) -> int:
-        """Return the index of a layer's weights: its own unless layers share weights, by ALBERT's rule."""
-        return int(index / (self.num_hidden_layers / self.num_hidden_groups))
+        """Return the index of a layer's weights: its own unless layers share weights."""
+        return SLOTS["layer_sharing"][self.layer_sharing].group(index, self.num_hidden_layers, self.num_hidden_groups)
 
     def validate(self) -> None:
         """Raise `ConfigError` for an invalid config. Runs when a config is built or saved and when a model is built."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -318,18 +317,20 @@ def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints on layers that share their weights."""
     key, layers = "num_hidden_groups", c.num_hidden_layers
     yield key, c.num_hidden_groups > layers, f"it must be at most num_hidden_layers = {layers}"
-    if c.num_hidden_groups >= layers:
-        return
-    no_norm = not c.first_attention_norm
+    groups = [c.layer_group(layer) for layer in range(layers)]
+    unused = sorted(set(groups)) != list(range(c.num_hidden_groups))
+    why = f"layer_sharing {c.layer_sharing!r} must use every set of weights, but uses {short_repr(groups)}"
+    yield key, unused, why
+    no_norm = not c.first_attention_norm and groups.count(groups[0]) > 1
     yield "first_attention_norm", no_norm, "false requires a first layer that does not share its weights"
     overrides = c.layer_overrides or {}
-    for layer, following in itertools.pairwise(range(layers)):
-        if c.layer_group(layer) == c.layer_group(following):
-            why = f"num_hidden_groups = {c.num_hidden_groups} makes layers {layer} and {following} share their weights"
-            differ = c.layer_types[layer] != c.layer_types[following]
-            yield "layer_types", differ, f"{why}, so they must have the same type"
-            differ = overrides.get(layer, {}) != overrides.get(following, {})
-            yield "layer_overrides", differ, f"{why}, so they must have the same overrides"
+    for following, group in enumerate(groups):
+        layer = groups.index(group)
+        why = f"num_hidden_groups = {c.num_hidden_groups} makes layers {layer} and {following} share their weights"
+        differ = c.layer_types[layer] != c.layer_types[following]
+        yield "layer_types", differ, f"{why}, so they must have the same type"
+        differ = overrides.get(layer, {}) != overrides.get(following, {})
+        yield "layer_overrides", differ, f"{why}, so they must have the same overrides"
 
 
 def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
