@@ -27,6 +27,7 @@ from bertblocks.training.build import build_model, build_objectives
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join
 from bertblocks.training.objective_sections import MaskedLM
+from bertblocks.training.optimizer_sections import AdamW
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
@@ -131,18 +132,19 @@ def train_theirs(setting: Setting, chunks: Chunks, folder: Path, tokens: int) ->
     recipe = setting.recipe
     mean = sum(len(chunks[index]["input_ids"]) for index in range(0, len(chunks), 50)) / len(range(0, len(chunks), 50))
     steps = 1 + round(tokens / (mean * setting.rows))
+    optimizer = cast(AdamW, recipe.optimizer)
     rate = cast(float, cast(MaskedLM, recipe.objective).rate)  # the demo recipe has one
     collator, watch = CountingCollator(setting.texts.tokenizer, rate), Watch()
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=setting.rows,
-        learning_rate=recipe.optimizer.lr,
-        adam_beta1=recipe.optimizer.betas[0],
-        adam_beta2=recipe.optimizer.betas[1],
-        adam_epsilon=recipe.optimizer.eps,
-        weight_decay=recipe.optimizer.weight_decay,
-        max_grad_norm=recipe.optimizer.clip or 0.0,
+        learning_rate=optimizer.lr,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        adam_epsilon=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.clip or 0.0,
         logging_steps=steps,
         save_strategy="no",
         report_to=[],

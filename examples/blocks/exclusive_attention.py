@@ -28,7 +28,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", attention_gate="exclusive"))
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
-    cosines = []
+    cosines: list[Tensor] = []
 
     def record(gate: ExclusiveAttention, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         cosines.append(torch.cosine_similarity(output, inputs[2], dim=-1).abs().max())

@@ -14,6 +14,8 @@ from transformers import AutoModelForMaskedLM
 
 from bertblocks import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
+from bertblocks.training.objective_sections import MaskedLM
+from bertblocks.training.optimizer_sections import AdamW
 from bertblocks.training.pretrain import pretrain
 from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
 from bertblocks.training.training_plan import TrainingPlan
@@ -55,6 +57,13 @@ def test_the_demo_is_the_default_recipe() -> None:
     assert read_recipe() == read_recipe("demo")
 
 
+def sections(recipe: Recipe) -> tuple[MaskedLM, AdamW]:
+    """The sections that depend on a kind, with their keys."""
+    assert isinstance(recipe.objective, MaskedLM)
+    assert isinstance(recipe.optimizer, AdamW)
+    return recipe.objective, recipe.optimizer
+
+
 def test_the_bert_recipe_equals_the_published_one() -> None:
     recipe = read_recipe("bert")
     table = TrainingPlan(recipe)
@@ -67,9 +76,10 @@ def test_the_bert_recipe_equals_the_published_one() -> None:
     assert table.at(4_999).learning_rate == pytest.approx(0.5e-4)
     assert table.at(505_000).learning_rate == pytest.approx(0.5e-4)
     assert table.at(901_000).learning_rate == pytest.approx(0.1e-4)
-    assert (recipe.objective.rate, recipe.objective.mask_share, recipe.objective.random_share) == (0.15, 0.8, 0.1)
-    assert recipe.objective.sentence_order
-    assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ([0.9, 0.999], 0.01)
+    objective, optimizer = sections(recipe)
+    assert (objective.rate, objective.mask_share, objective.random_share) == (0.15, 0.8, 0.1)
+    assert objective.sentence_order
+    assert (optimizer.betas, optimizer.weight_decay) == ([0.9, 0.999], 0.01)
 
 
 def test_the_modernbert_recipe_equals_the_published_one() -> None:
@@ -94,8 +104,9 @@ def test_the_modernbert_recipe_equals_the_published_one() -> None:
     assert table.at(middle).learning_rate == pytest.approx(3e-4 * (0.001 + 0.999 / 2), rel=1e-3)
     last = table.at(table.total_steps - 1).learning_rate
     assert 3e-4 * 0.001 <= last < 3e-4 * 0.0012
-    assert (recipe.optimizer.kind, recipe.optimizer.clip) == ("stable_adamw", None)
-    assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.weight_decay) == ([0.9, 0.98], 1e-6, 1e-5)
+    _, optimizer = sections(recipe)
+    assert (optimizer.kind, optimizer.clip) == ("stable_adamw", None)
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ([0.9, 0.98], 1e-6, 1e-5)
     config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
     assert (config.attention_output_dropout, config.mlp_output_dropout, config.init_kind) == (0.1, 0.0, "megatron")
 
@@ -114,8 +125,9 @@ def test_the_neobert_recipe_equals_the_published_one() -> None:
     assert table.at(1_999).learning_rate == pytest.approx(6e-4)
     assert table.at(451_000).learning_rate == pytest.approx(6e-4 * 0.55, rel=1e-3)  # half of the cosine
     assert table.at(900_000).learning_rate == table.at(1_049_999).learning_rate == pytest.approx(6e-5)
-    assert (recipe.objective.rate, recipe.objective.mask_share, recipe.objective.random_share) == (0.2, 1.0, 0.0)
-    assert (recipe.optimizer.betas, recipe.optimizer.eps, recipe.optimizer.clip) == ([0.9, 0.95], 1e-8, 1.0)
+    objective, optimizer = sections(recipe)
+    assert (objective.rate, objective.mask_share, objective.random_share) == (0.2, 1.0, 0.0)
+    assert (optimizer.betas, optimizer.eps, optimizer.clip) == ([0.9, 0.95], 1e-8, 1.0)
 
 
 def test_the_ngpt_recipe_renormalizes_and_has_no_weight_decay() -> None:

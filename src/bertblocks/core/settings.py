@@ -56,7 +56,7 @@ class SectionRegistry(Registry[type[Section]]):
         super().__init__(key)
         self.default = default
 
-    def register(self, name: str) -> Callable[[type[Chosen]], type[Chosen]]:
+    def register(self, name: str | bool) -> Callable[[type[Chosen]], type[Chosen]]:
         """Decorator that registers a section and fixes its `kind` to the name."""
         add = super().register(name)
 

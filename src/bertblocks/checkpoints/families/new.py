@@ -51,7 +51,8 @@ def read_rest(theirs: Any) -> dict[str, Any]:
 
 
 def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
-    scaling = {"type" if key == "rope_type" else key: value for key, value in (ours.rope_scaling or {}).items()}
+    own: dict[str, Any] = ours.rope_scaling or {}
+    scaling = {"type" if key == "rope_type" else key: value for key, value in own.items()}
     return {**write_bert_rest(ours), "rope_scaling": scaling or None}
 
 
