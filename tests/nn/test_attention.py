@@ -209,7 +209,7 @@ def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def varlen(
         q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
-        dropout_p: Any, softmax_scale: Any, window_size: Any, alibi_slopes: Any,
+        dropout_p: Any, softmax_scale: Any, causal: bool, window_size: Any, alibi_slopes: Any,
     ) -> Any:  # fmt: skip
         calls.append(dropout_p)
         assert cu_seqlens_q.dtype == torch.int32
@@ -217,11 +217,11 @@ def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         bounds = cu_seqlens_q.tolist()
         assert max_seqlen_q == max_seqlen_k == max(b - a for a, b in itertools.pairwise(bounds))
         left, right = window_size
-        assert left == right
+        assert right == (0 if causal and left != -1 else left)
         slopes = None if alibi_slopes is None else alibi_slopes.tolist()
         half_window = None if left == -1 else left
         parts = [
-            naive_attention(q[a:b], k[a:b], v[a:b], softmax_scale, half_window, 0, slopes)
+            naive_attention(q[a:b], k[a:b], v[a:b], softmax_scale, half_window, 0, slopes, causal)
             for a, b in itertools.pairwise(bounds)
         ]
         return torch.cat(parts)
@@ -232,7 +232,7 @@ def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
-@pytest.mark.parametrize("pattern", ["global", "local"])
+@pytest.mark.parametrize("pattern", ["global", "local", "causal", "causal and local"])
 @pytest.mark.parametrize("lengths", [EDGE_LENGTHS, [6, 6]], ids=["ragged", "uniform"])
 def test_flash_passes_layout_window_slopes_and_groups(
     flash_on_cpu: Any, lengths: Any, pattern: Any, with_alibi: Any
