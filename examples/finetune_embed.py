@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
     train = Path(folder) / "pairs.csv"
     with train.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "text_pair"), *PAIRS])
-    finetune("embed", MINILM, train, eval=train, output=f"{folder}/model", epochs=10, batch_size=8)
+    finetune("embed", MINILM, train, eval=train, output=f"{folder}/model", epochs=10, batch_size=8, learning_rate=1e-4)
     for name, model in {"before": MINILM, "after": Path(folder) / "model"}.items():
         query, right, wrong = Predictor(model).encode([QUERY, RIGHT, WRONG])
         print(f"{name}: {QUERY} is closer to {RIGHT} by {query @ right - query @ wrong:+.2f}")

@@ -55,7 +55,7 @@ def assert_same_state(actual: Any, expected: Any) -> None:
         ("nomic_bert", {"qkv_proj_bias": True}, "qkv_proj_bias is True"),
         ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
         ("nomic_bert", {"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2"),
-        ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "rope_type must be one of"),
+        ("gte", {"rope_scaling": {"type": "proportional", "factor": 8.0}}, "rope_type must be one of"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale is True"),
         ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),

@@ -54,6 +54,7 @@ def test_load_reports_go_to_the_logger(checkpoints: Path) -> None:
 
 def test_quiet_transformers_hides_only_messages_of_its_thread_and_block(caplog: pytest.LogCaptureFixture) -> None:
     theirs = logging.getLogger("transformers.modeling_utils")
+    caplog.set_level(logging.WARNING, theirs.name)  # another test may have raised the level of transformers
     was_shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.enable_progress_bar()
     theirs.addHandler(caplog.handler)
