@@ -184,6 +184,7 @@ def test_workloads_are_selected_by_group_name_or_pattern() -> None:
         command.select(["bert-raged"])
 
 
+@pytest.mark.slow
 def test_a_tiny_run_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["sweep-bert-1x8", "sweep-bert-2x8", "mixed-128", "mixed-256"]
     only = [word for name in names for word in ("--only", name)]

@@ -75,7 +75,7 @@ OUTPUTS = {
     ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
-SLOW = {"distributed", "finetune_answer", "finetune_tag"}
+SLOW = {"distributed", "finetune_answer", "finetune_classify", "finetune_embed", "finetune_tag"}
 
 
 def test_every_example_is_tested_and_listed() -> None:

@@ -52,9 +52,14 @@ for task, name in {AUTO_CLASSES!r}.items():
     "imports",
     [
         "import bertblocks; from transformers import AutoConfig",
-        "from transformers import AutoConfig; import bertblocks",
-        "import bertblocks, transformers.modeling_layers; from transformers import AutoConfig",
-        "import bertblocks.config; from transformers import AutoConfig",
+        *(
+            pytest.param(imports, marks=pytest.mark.slow)
+            for imports in (
+                "from transformers import AutoConfig; import bertblocks",
+                "import bertblocks, transformers.modeling_layers; from transformers import AutoConfig",
+                "import bertblocks.config; from transformers import AutoConfig",
+            )
+        ),
     ],
 )
 def test_auto_config_works_in_any_order_of_imports(imports: Any) -> None:

@@ -272,6 +272,7 @@ ONLY_IN_TORCH = {
 }  # causal
 
 
+@pytest.mark.slow
 def test_every_family_loads_and_matches_torch(tmp_path: Path) -> None:
     """Loads a masked language model from a folder of transformers or NeoBERT."""
     from pathlib import Path
