@@ -32,7 +32,9 @@ def _fixed_seed() -> None:
 def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The words that start a Python process in which the package is already imported; see tests/warm_python.py."""
     script, path = Path(__file__).with_name("warm_python.py"), tmp_path_factory.mktemp("warm") / "socket"
-    server = subprocess.Popen([sys.executable, script, "--serve", path], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, script, "--serve", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
     yield [sys.executable, "-S", "-E", str(script), str(path)]

@@ -11,6 +11,7 @@ import gc
 import io
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -46,6 +47,9 @@ def serve(path: str) -> None:
     print("ready", flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:  # the test process has ended, however it did
+            return None
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
