@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
+
+from bertblocks.tasks.answer.metrics import word_f1
 
 #: The words or letters that are not compared, by language.
 ARTICLES = {
@@ -45,7 +46,6 @@ def answer_scores(gold: Sequence[str], predicted: str, language: str) -> tuple[f
     exact, f1 = 0.0, 0.0
     for text in gold:
         left = answer_words(text, language)
-        shared = sum((Counter(left) & Counter(right)).values())
         exact = max(exact, float(left == right))
-        f1 = max(f1, 2 * shared / max(len(left) + len(right), 1))
+        f1 = max(f1, word_f1(left, right))
     return exact, f1

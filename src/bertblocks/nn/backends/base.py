@@ -36,6 +36,11 @@ class AttentionPattern:
         return self.position is not None and self.position.is_relative
 
     @property
+    def adds_scores(self) -> bool:
+        """True if scores are more than the products of queries and keys."""
+        return self.has_bias or self.is_relative
+
+    @property
     def slopes(self) -> tuple[float, ...] | None:
         return None if self.position is None else self.position.slopes
 

@@ -48,8 +48,7 @@ class SdpaBackend(AttentionBackend):
     def _fits_one_mask(self, length: int, heads: int, pattern: AttentionPattern) -> bool:
         if self.is_banded(length, pattern):
             return False
-        has_scores = pattern.has_bias or pattern.is_relative
-        return not has_scores or heads * length * length <= MAX_BIAS_ELEMENTS
+        return not pattern.adds_scores or heads * length * length <= MAX_BIAS_ELEMENTS
 
     def _attend(
         self,
@@ -61,8 +60,7 @@ class SdpaBackend(AttentionBackend):
         layout, pattern, length = context.layout, context.pattern, q.shape[2]
         if self.is_banded(length, pattern):
             return self._banded(q, k, v, context)
-        has_scores = pattern.has_bias or pattern.is_relative
-        if pattern.is_causal and pattern.half_window is None and not has_scores and layout.key_mask is None:
+        if pattern.is_causal and pattern.half_window is None and not pattern.adds_scores and layout.key_mask is None:
             dropout, scale = context.dropout, context.scale
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
         if self._fits_one_mask(length, q.shape[1], pattern):

@@ -35,10 +35,13 @@ def answer_f1(gold: str, predicted: str) -> float:
         0.6666666666666666
     """
     left, right = normalize_answer(gold).split(), normalize_answer(predicted).split()
-    if not left or not right:
-        return float(left == right)
-    shared = sum((Counter(left) & Counter(right)).values())
-    return 2 * shared / (len(left) + len(right))
+    return word_f1(left, right) if left and right else float(left == right)
+
+
+def word_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Computes F1 over the words that two answers share; 0 if both are empty."""
+    shared = sum((Counter(gold) & Counter(predicted)).values())
+    return 2 * shared / max(len(gold) + len(predicted), 1)
 
 
 def answering_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
