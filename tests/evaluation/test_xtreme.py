@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from seqeval.metrics import f1_score
 from typer.testing import CliRunner
 
@@ -117,7 +118,7 @@ def test_answers_are_scored_by_language_and_shown(data: Path, tmp_path: Path) ->
     model = save_model(tmp_path / "qa", BertBlocksForQuestionAnswering, [WORDS])
     results = {result.task: result for result in run_xtreme(model, data, tasks=["xquad", "mlqa"], train=False)}
     context = "Anna went to the river ."
-    answers = [found.text for found in Predictor(model).answer([("who went ?", context)] * 2)]
+    answers = [found.text for found in Predictor(model, dtype=torch.float32).answer([("who went ?", context)] * 2)]
     pairs = []
     for said, gold in zip(answers, ("anna", "river"), strict=True):
         words = [word for word in re.findall(r"\w+", said.lower()) if word != "the"]
@@ -138,7 +139,7 @@ def test_parts_of_speech_are_scored_as_they_are(data: Path, tmp_path: Path) -> N
     labels = label_config("PROPN", "VERB", "DET", "ADJ", "NOUN")
     model = save_model(tmp_path, BertBlocksForTokenClassification, [WORDS], **labels)
     result = run_xtreme(model, data, tasks=["udpos"], languages=["en"], train=False)[0]
-    found = Predictor(model).tag([[word for word, _ in rows] for rows in POS], level="words")
+    found = Predictor(model, dtype=torch.float32).tag([[word for word, _ in rows] for rows in POS], level="words")
     right = [
         w.label == tag for words, rows in zip(found, POS, strict=True) for w, (_, tag) in zip(words, rows, strict=True)
     ]
