@@ -92,9 +92,9 @@ def test_config_variants_of_a_family_equal_transformers(name: Any, task: Any, op
         expected, actual = theirs(ids, attention_mask=mask), ours(ids, attention_mask=mask)
     for key in expected.keys() - FAMILY_CASES[name].other_outputs:
         same_on_real_tokens(actual[key], expected[key], mask)
-    again = to_huggingface(ours)
+    again = to_huggingface(ours).state_dict()
     for key, tensor in theirs.state_dict().items():
-        assert torch.equal(again.state_dict()[key], tensor), key
+        assert torch.equal(again[key], tensor), key
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)
@@ -202,9 +202,9 @@ def test_reading_and_writing_keeps_every_bit(name: Any, task: Any) -> None:
     ignored = {"_name_or_path", "architectures", "transformers_version", "dtype"}
     before, after = ({k: v for k, v in m.config.to_dict().items() if k not in ignored} for m in (theirs, again))
     assert after == before
-    twice = from_huggingface(again)
+    twice = from_huggingface(again).state_dict()
     for key, tensor in ours.state_dict().items():
-        assert torch.equal(twice.state_dict()[key], tensor), key
+        assert torch.equal(twice[key], tensor), key
 
 
 def test_the_models_of_a_conversion_do_not_share_memory() -> None:

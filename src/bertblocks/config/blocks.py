@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import bertblocks.nn.disentangled
@@ -41,11 +43,15 @@ SLOTS: dict[str, Registry[Any]] = {
 }
 
 
-def block_keys() -> dict[str, Key]:
+def block_keys() -> Mapping[str, Key]:
     """Return the keys of all registered blocks."""
-    return {
-        name: key for registry in SLOTS.values() for block in registry.blocks() for name, key in keys_of(block).items()
-    }
+    return _keys_of_all(*(block for registry in SLOTS.values() for block in registry.blocks()))
+
+
+@lru_cache(maxsize=1)
+def _keys_of_all(*blocks: Any) -> Mapping[str, Key]:
+    """Collect the keys once: a config looks them up for every attribute."""
+    return MappingProxyType({name: key for block in blocks for name, key in keys_of(block).items()})
 
 
 def owners(name: str) -> list[tuple[str, Any]]:

@@ -547,10 +547,11 @@ class BertBlocksConfig(PreTrainedConfig):
         before = self._implied()
         super().__setattr__(key, value)
         following = [name for name, implied in before.items() if name != key and getattr(self, name) == implied]
+        implied = self._implied()
         for name in following:
-            # recomputed each time, because an updated key may imply another
-            if name in (implied := self._implied()):
+            if name in implied and getattr(self, name) != implied[name]:
                 super().__setattr__(name, implied[name])
+                implied = self._implied()  # an updated key may imply another
         if key in SLOTS or key == "layer_overrides":
             self._update_block_keys()
 
