@@ -1,7 +1,6 @@
 """The fuzzer of `tests/fuzz`: a part of its cases here, all of them with the slow tests."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,22 @@ from tests.fuzz.cases import KINDS
 CASES, CHUNK = 5000, 500
 
 
-def run(numbers: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.fuzz", numbers], capture_output=True, text=True, check=False)
+def run(python: list[str], numbers: str) -> None:
+    done = subprocess.run([*python, "-m", "tests.fuzz", numbers], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_damaged_and_hostile_input_gives_one_sentence() -> None:
-    run(f"0:{4 * len(KINDS)}")
+def test_damaged_and_hostile_input_gives_one_sentence(warm_python: list[str]) -> None:
+    run(warm_python, f"0:{4 * len(KINDS)}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, CASES, CHUNK))
-def test_all_damaged_and_hostile_input_gives_one_sentence(start: int) -> None:
-    run(f"{start}:{start + CHUNK}")
+def test_all_damaged_and_hostile_input_gives_one_sentence(start: int, warm_python: list[str]) -> None:
+    run(warm_python, f"{start}:{start + CHUNK}")
 
 
-def test_the_fuzzer_sees_what_is_wrong(tmp_path: Path) -> None:
+def test_the_fuzzer_sees_what_is_wrong(tmp_path: Path, warm_python: list[str]) -> None:
     """A command that prints a traceback, leaves a file, exits with another code and starts a process fails."""
     script = """
 import os, subprocess, sys
@@ -55,7 +54,7 @@ cli.main = main
 (folder / "again").mkdir()
 print("; ".join(fuzz.run_case(0, folder, folder / "again").problems))
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm_python, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
     assert first == (
         "ended with exit code 99; shows a traceback; changed model; left left; left rest in the folder for temporary "

@@ -30,47 +30,55 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_auto_classes_load_every_task_in_a_new_process(tmp_path: Path) -> None:
-    """It is enough to import bertblocks."""
+@pytest.fixture(scope="module")
+def new_process(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a process prints that imports more and more; it takes seconds to start, so several tests share it."""
+    folder = tmp_path_factory.mktemp("auto")
     ids = torch.tensor([[1, 2, 3, 4]])
     for task in AUTO_CLASSES:
         model = TASK_MODELS[task](tiny_config(num_labels=3)).eval()
-        model.save_pretrained(tmp_path / task)
-        torch.save(model(ids, return_dict=False)[0].detach(), tmp_path / task / "expected.pt")
+        model.save_pretrained(folder / task)
+        torch.save(model(ids, return_dict=False)[0].detach(), folder / task / "expected.pt")
     out = run(f"""
-import bertblocks, torch, transformers
+import sys, bertblocks
+heavy = ("torch", "transformers", "datasets", "flax", "jax", "peft")
+print(*(name for name in heavy if name in sys.modules))
+from transformers import AutoConfig
+print(type(AutoConfig.for_model("bertblocks")).__name__)
+import bertblocks.models, bertblocks.checkpoints.load, bertblocks.cli.main
+print(*(name for name in heavy if name in sys.modules))
+import torch, transformers
 for task, name in {AUTO_CLASSES!r}.items():
-    model = getattr(transformers, name).from_pretrained({str(tmp_path)!r} + "/" + task).eval()
-    expected = torch.load({str(tmp_path)!r} + "/" + task + "/expected.pt", weights_only=True)
+    model = getattr(transformers, name).from_pretrained({str(folder)!r} + "/" + task).eval()
+    expected = torch.load({str(folder)!r} + "/" + task + "/expected.pt", weights_only=True)
     torch.testing.assert_close(model(torch.tensor({ids.tolist()}), return_dict=False)[0], expected)
     print(type(model).__name__)
 """)
-    assert out.split() == [TASK_MODELS[task].__name__ for task in AUTO_CLASSES]
+    return out.splitlines()
 
 
+def test_import_does_not_load_heavy_packages(new_process: list[str]) -> None:
+    assert new_process[0] == ""
+    assert new_process[2] == "torch transformers"
+
+
+def test_auto_classes_load_every_task_after_an_import_of_bertblocks(new_process: list[str]) -> None:
+    assert new_process[1] == "BertBlocksConfig"
+    assert new_process[3:] == [TASK_MODELS[task].__name__ for task in AUTO_CLASSES]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
-        "import bertblocks; from transformers import AutoConfig",
-        *(
-            pytest.param(imports, marks=pytest.mark.slow)
-            for imports in (
-                "from transformers import AutoConfig; import bertblocks",
-                "import bertblocks, transformers.modeling_layers; from transformers import AutoConfig",
-                "import bertblocks.config; from transformers import AutoConfig",
-            )
-        ),
+        "from transformers import AutoConfig; import bertblocks",
+        "import bertblocks, transformers.modeling_layers; from transformers import AutoConfig",
+        "import bertblocks.config; from transformers import AutoConfig",
     ],
 )
 def test_auto_config_works_in_any_order_of_imports(imports: Any) -> None:
     code = f"{imports}; print(type(AutoConfig.for_model('bertblocks')).__name__)"
     assert run(code).strip() == "BertBlocksConfig"
-
-
-def test_import_does_not_load_heavy_packages() -> None:
-    loaded = "print(*(name for name in ('torch', 'transformers', 'datasets', 'jax', 'peft') if name in sys.modules))"
-    assert run(f"import sys, bertblocks; {loaded}").split() == []
-    assert run(f"import sys, bertblocks.models; {loaded}").split() == ["torch", "transformers"]
 
 
 # ---------------------------------------------------------------------- between tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,9 @@ def test_commands_never_run_code_of_a_checkpoint(evil: Any, tmp_path: Path, comm
         assert "BertBlocks never runs" in done.stderr
 
 
-def test_piped_input_cannot_consent_to_remote_code(evil: Any) -> None:
+def test_piped_input_cannot_consent_to_remote_code(evil: Any, warm_python: list[str]) -> None:
     folder, witness = evil
-    command = [sys.executable, "-m", "bertblocks", "embed", str(folder), "-"]
+    command = [*warm_python, "-m", "bertblocks", "embed", str(folder), "-"]
     done = subprocess.run(command, input="y\nhi\n", capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "BertBlocks never runs" in done.stderr

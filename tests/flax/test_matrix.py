@@ -42,8 +42,10 @@ QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *AP
 
 
 def few_layers(choice: dict) -> dict:
-    """Two layers, unless the options name a third."""
-    return choice if {"layer_types", "num_hidden_groups"} & set(choice) else {"num_hidden_layers": 2, **choice}
+    """One layer of the products, whose layers are alike; else two, unless the options name a third."""
+    if {"layer_types", "num_hidden_groups"} & set(choice):
+        return choice
+    return {"num_hidden_layers": 1 if choice in (*NORMS, *ATTENTION, *NGPT) else 2, **choice}
 
 
 def exists_in_jax(choice: dict) -> bool:

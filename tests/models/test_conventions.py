@@ -136,9 +136,8 @@ def test_other_peft_methods_have_defaults(method: Any) -> None:
     assert any(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize(
-    "imports", ["import peft, bertblocks", pytest.param("import bertblocks, peft", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", ["import peft, bertblocks", "import bertblocks, peft"])
 def test_peft_defaults_do_not_depend_on_the_order_of_imports(imports: Any) -> None:
     pytest.importorskip("peft")
     table = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"

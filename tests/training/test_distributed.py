@@ -39,7 +39,7 @@ def take_back(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> Path:
     """All runs of two processes, in one launch."""
     folder = tmp_path_factory.mktemp("processes")
     runs = []
@@ -48,14 +48,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             train(home(folder, name), "run.checkpoints.every=12")
             take_back(home(folder, name))
         runs.append(" ".join([str(home(folder, name)), *overrides]))
-    launch([], " -- ".join(runs).split())
+    launch(warm_python, " -- ".join(runs).split())
     return folder
 
 
-def launch(options: list[str], arguments: list[str], **environment: str) -> None:
+def launch(python: list[str], arguments: list[str], *options: str, **environment: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
     done = subprocess.run(
-        [*command, "-m", "tests.training.helpers", *arguments],
+        [*command, "--no-python", *python, "-m", "tests.training.helpers", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -97,7 +97,7 @@ def test_a_sharded_run_continues_on_one_process(folder: Any, tmp_path: Path) -> 
 def test_torchrun_restarts_a_killed_process_and_the_run_continues(tmp_path: Path) -> None:
     """torchrun restarts all processes if one dies; they continue from the latest checkpoint."""
     train(tmp_path / "alone")
-    launch(["--max-restarts=1"], [str(tmp_path / "killed")], DIE_AT_STEP="10")
+    launch([sys.executable], [str(tmp_path / "killed")], "--max-restarts=1", DIE_AT_STEP="10")
     assert_same(tmp_path / "killed", tmp_path / "alone")
     assert [line["step"] for line in read_metrics(tmp_path / "killed" / "metrics.jsonl") if "loss" in line] == [
         *range(1, 25)

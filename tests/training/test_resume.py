@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,10 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(12, marks=pytest.mark.slow)])
-def test_runs_killed_at_random_and_during_saves_end_with_the_same_weights(tmp_path: Path, kills: int) -> None:
-    command = [sys.executable, "-m", "tests.training.kill_worker", str(tmp_path), str(kills)]
+def test_runs_killed_at_random_and_during_saves_end_with_the_same_weights(
+    tmp_path: Path, kills: int, warm_python: list[str]
+) -> None:
+    command = [*warm_python, "-m", "tests.training.kill_worker", str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 20 * kills)
     assert done.returncode == 0, done.stderr
     killed, torn = map(int, done.stdout.split())
