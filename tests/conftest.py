@@ -1,5 +1,6 @@
 """Settings and fixtures that tests share."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,12 @@ torch.set_num_threads(1)
 # how long an example takes says more about the machine's load than about the code
 hypothesis.settings.register_profile("bertblocks", deadline=None)
 hypothesis.settings.load_profile("bertblocks")
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the objects of torch, transformers and JAX, which live as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
