@@ -5,6 +5,9 @@ INSTALLED_BENCH := .venv/.installed-bench
 # one worker per CPU; a worker that runs out of tests takes some of another's, so most module fixtures are built once
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal --durations=20
 
+# modules are compiled when they are first imported, which is faster than compiling all of them during the install
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test tests test-slow lint format bench bench-quick tasks clean
 
 # pretrain a small model on the docstrings of this machine; run it again to continue after an interruption
@@ -48,9 +51,9 @@ clean:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
 	touch $@
