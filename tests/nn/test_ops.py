@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from bertblocks import BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks import BertBlocksForMaskedLM, BertBlocksForPreTraining, BertBlocksModel
 from bertblocks.nn import mlp as mlp_module
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.linear import Linear, is_untouched
@@ -231,8 +232,9 @@ def test_dropout_depends_on_the_seed_and_handles_rates_0_and_1_like_torch() -> N
 
 @pytest.mark.parametrize("max_logits", [1, 50, 10**6], ids=["row by row", "two rows at a time", "at once"])
 @pytest.mark.parametrize(("with_bias", "with_weights"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
 def test_chunked_loss_equals_cross_entropy(
-    with_bias: Any, with_weights: Any, max_logits: Any, monkeypatch: pytest.MonkeyPatch
+    z_loss: Any, with_bias: Any, with_weights: Any, max_logits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", max_logits)
     hidden, weight = torch.randn(7, 4, dtype=torch.float64), torch.randn(25, 4, dtype=torch.float64)
@@ -240,15 +242,36 @@ def test_chunked_loss_equals_cross_entropy(
     inputs = [x.requires_grad_() for x in inputs]
     bias = inputs[2] if with_bias else None
     labels, row_weights = torch.randint(0, 25, (7,)), torch.rand(7) if with_weights else None
-    losses = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="none")
+    logits = F.linear(hidden, weight, bias)
+    losses = F.cross_entropy(logits, labels, reduction="none") + z_loss * logits.exp().sum(dim=-1).log() ** 2
     expected = (losses if row_weights is None else losses * row_weights).sum()
-    loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, row_weights)
+    loss = cross_entropy.linear_cross_entropy(hidden, weight, bias, labels, row_weights, z_loss=z_loss)
     torch.testing.assert_close(loss, expected)
     # twice, and at another scale: a backward pass must not use up the gradients of the forward pass
     for scale in (1.0, 0.3):
         gradients = torch.autograd.grad(loss * scale, inputs, retain_graph=True)
         torch.testing.assert_close(gradients, torch.autograd.grad(expected * scale, inputs, retain_graph=True))
-    assert torch.equal(cross_entropy.linear_cross_entropy(hidden.detach(), weight, bias, labels, row_weights), loss)
+    without_gradient = cross_entropy.linear_cross_entropy(
+        hidden.detach(), weight, bias, labels, row_weights, z_loss=z_loss
+    )
+    assert torch.equal(without_gradient, loss)
+
+
+def test_chunked_z_loss_passes_gradcheck() -> None:
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (6, 4), (6,))]
+    labels = torch.tensor([1, 5, 0])
+    loss = partial(cross_entropy.linear_cross_entropy, labels=labels, z_loss=0.3)
+    assert torch.autograd.gradcheck(lambda hidden, weight, bias: loss(hidden, weight, bias), inputs)
+
+
+@pytest.mark.parametrize("model_class", [BertBlocksForMaskedLM, BertBlocksForPreTraining])
+@pytest.mark.parametrize("want_logits", [True, False], ids=["from logits", "chunked"])
+def test_models_add_the_z_loss_of_labelled_tokens_only(model_class: Any, want_logits: Any) -> None:
+    model = model_class(tiny_config()).eval()
+    ids, labels = torch.tensor([[5, 3, 7, 8]]), torch.tensor([[-100, 9, -100, 4]])
+    logits = model(ids)["logits" if model_class is BertBlocksForMaskedLM else "prediction_logits"][0, [1, 3]]
+    plain, with_term = (model(ids, labels=labels, return_logits=want_logits, z_loss=z).loss for z in (0.0, 0.01))
+    torch.testing.assert_close(with_term - plain, 0.01 * logits.logsumexp(dim=-1).square().mean(), rtol=1e-3, atol=0)
 
 
 def test_chunked_loss_under_autocast_multiplies_in_bf16_and_accumulates_in_fp32(

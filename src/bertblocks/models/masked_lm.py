@@ -18,8 +18,7 @@ from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.head import get_mlm_head
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import is_untouched
-from bertblocks.nn.numerics import upcast
-from bertblocks.nn.ops.cross_entropy import linear_cross_entropy
+from bertblocks.nn.ops.cross_entropy import cross_entropy, linear_cross_entropy
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import cast_dtype, is_captured
 
@@ -64,16 +63,18 @@ class LanguageModel(BertBlocksPreTrainedModel):
         logits = self.decoder(hidden if self.head is None else self.head(hidden))
         return logits if self.logit_scale is None else logits * self.logit_scale
 
-    def fused_loss(self, hidden: Tensor, labels: Tensor, token_weights: Tensor | None = None) -> Tensor:
+    def fused_loss(
+        self, hidden: Tensor, labels: Tensor, token_weights: Tensor | None = None, z_loss: float = 0.0
+    ) -> Tensor:
         """Returns the summed cross-entropy of tokens, each times its weight, without storing their logits."""
         kernels = liger(self.config.kernel_backend, hidden)
         if kernels is not None and self.logit_scale is None and token_weights is None:
             hidden = hidden if self.head is None else self.head(hidden)
-            return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels)
+            return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels, z_loss)
         dtype = cast_dtype(hidden)
         # the fused loss computes gradients in the forward pass, before the loss scale that fp16 needs is known
         if not is_untouched(self.decoder, nn.Linear) or is_captured() or dtype == torch.float16:
-            losses = F.cross_entropy(upcast(self.logits(hidden)), labels, reduction="none")
+            losses = cross_entropy(self.logits(hidden), labels, z_loss)
             return losses.sum() if token_weights is None else losses @ token_weights.to(losses)
         hidden = hidden if self.head is None else self.head(hidden)
         weight: Tensor = self.decoder.weight
@@ -81,10 +82,15 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if self.logit_scale is not None:
             weight = weight * self.logit_scale[:, None]
             bias = None if bias is None else bias * self.logit_scale
-        return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype)
+        return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype, z_loss)
 
     def summed_loss(
-        self, logits: Tensor | None, labels: Tensor, hidden: Tensor, token_indices: Tensor | None
+        self,
+        logits: Tensor | None,
+        labels: Tensor,
+        hidden: Tensor,
+        token_indices: Tensor | None,
+        z_loss: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Returns the summed cross-entropy of flat tokens and the number of labelled ones.
 
@@ -94,8 +100,8 @@ class LanguageModel(BertBlocksPreTrainedModel):
         count = (labels != IGNORE).sum()
         if logits is None:
             assert token_indices is not None
-            return self.fused_loss(hidden, labels[token_indices]), count
-        return F.cross_entropy(upcast(logits), labels, ignore_index=IGNORE, reduction="sum"), count
+            return self.fused_loss(hidden, labels[token_indices], z_loss=z_loss), count
+        return cross_entropy(logits, labels, z_loss, IGNORE).sum(), count
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.decoder and self.config.tie_word_embeddings:
@@ -140,11 +146,13 @@ class BertBlocksForMaskedLM(LanguageModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
+        z_loss: float = 0.0,
         **options: Unpack[EncoderOptions],
     ) -> MaskedLMOutput:
         """Returns logits and, given `labels`, the summed loss divided by the number of labels.
 
-        `num_items_in_batch` replaces that number.
+        `num_items_in_batch` replaces that number. `z_loss` times the square of the softmax's log denominator is added
+        to each token's loss, which keeps logits from drifting (Chowdhery et al., 2022).
         """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
@@ -161,7 +169,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         loss = None
         if labels is not None:
             flat_labels = layout.real_labels(labels, IGNORE)
-            total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices)
+            total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices, z_loss)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=cast(Any, loss),

@@ -74,12 +74,13 @@ class BertBlocksForPreTraining(LanguageModel):
         labels: Tensor | None = None,
         order_labels: Tensor | None = None,
         return_logits: bool | None = None,
+        z_loss: float = 0.0,
         **options: Unpack[EncoderOptions],
     ) -> PreTrainingOutput:
         """Returns logits and, given labels, the mean loss of labelled tokens plus that of labelled sequences.
 
         `order_labels` has one entry per sequence. A label of -100 does not enter the loss, and either kind of labels
-        may be left out.
+        may be left out. `z_loss` is that of `BertBlocksForMaskedLM`.
         """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         only_labelled = labels is not None and not want_logits
@@ -111,7 +112,8 @@ class BertBlocksForPreTraining(LanguageModel):
         terms: list[Tensor] = []
         masked_total = order_total = None
         if labels is not None:
-            masked_total, count = self.summed_loss(logits, layout.real_labels(labels, IGNORE), hidden, indices)
+            flat_labels = layout.real_labels(labels, IGNORE)
+            masked_total, count = self.summed_loss(logits, flat_labels, hidden, indices, z_loss)
             terms.append(masked_total / count.clamp(min=1))
         if order_labels is not None:
             if order_labels.shape != (layout.num_sequences,):

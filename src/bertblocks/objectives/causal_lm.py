@@ -24,8 +24,8 @@ class CausalLanguageModeling(Objective):
     overhead = 2
     is_causal = True
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, z_loss: float = 0.0) -> None:
+        self.vocabulary, self.z_loss = vocabulary, z_loss
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens, vocabulary = ChunkTokens.from_rows(rows, seed), self.vocabulary
@@ -46,5 +46,6 @@ class CausalLanguageModeling(Objective):
             labels=batch.labels,
             num_items_in_batch=1,
             return_logits=False,
+            z_loss=self.z_loss,
         )
         return {"causal_lm": out.loss}

@@ -21,7 +21,8 @@ from bertblocks.text.vocabulary import Vocabulary
 class MaskedLanguageModeling(Objective):
     """Selects a share of the tokens; of these some become [MASK], some a random token, and the rest stay.
 
-    Every token that is not special is selected with probability `rate`; `masking` says which ones together.
+    Every token that is not special is selected with probability `rate`; `masking` says which ones together. `z_loss` is
+    that of `BertBlocksForMaskedLM`.
     """
 
     overhead = 2
@@ -33,6 +34,7 @@ class MaskedLanguageModeling(Objective):
         mask_share: float = 0.8,
         random_share: float = 0.1,
         masking: Masking = mask_tokens,
+        z_loss: float = 0.0,
     ) -> None:
         self.vocabulary = vocabulary
         self.rate = RateSchedule(rate, rate) if isinstance(rate, (int, float)) else rate
@@ -44,7 +46,7 @@ class MaskedLanguageModeling(Objective):
                 f"mask_share is {mask_share} and random_share {random_share}; both must be at least 0 and their sum at "
                 "most 1."
             )
-        self.mask_share, self.random_share, self.masking = mask_share, random_share, masking
+        self.mask_share, self.random_share, self.masking, self.z_loss = mask_share, random_share, masking, z_loss
 
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens = ChunkTokens.from_rows(rows, seed)
@@ -84,6 +86,7 @@ class MaskedLanguageModeling(Objective):
             labels=batch.labels,
             num_items_in_batch=1,
             return_logits=False,
+            z_loss=self.z_loss,
         )
         return {"masked_lm": out.loss}
 

@@ -66,6 +66,7 @@ class SentenceOrder(Objective):
             labels=batch.labels,
             order_labels=batch.order_labels,
             return_logits=False,
+            z_loss=0.0 if self.masking is None else self.masking.z_loss,
         )
         sums = {"masked_lm": out.masked_lm_total, "sentence_order": out.order_total}
         return {name: total for name, total in sums.items() if name in batch.counts}

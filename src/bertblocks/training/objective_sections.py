@@ -19,6 +19,7 @@ OBJECTIVES = SectionRegistry("objective.kind", default="masked_lm")
 register_objective = OBJECTIVES.register
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
 #: Config keys that follow from others, so a generator with its own sizes does not inherit them.
 IMPLIED = {
     frozenset({"num_hidden_layers"}): {"layer_types", "num_hidden_groups"},
@@ -106,7 +107,7 @@ class MaskingSection(ObjectiveSection):
     def labelled_share(self) -> float:
         return (self.rate.start + self.rate.end) / 2 if isinstance(self.rate, MaskRateSchedule) else self.rate
 
-    def build_masking(self, vocabulary: Vocabulary) -> MaskedLanguageModeling:
+    def build_masking(self, vocabulary: Vocabulary, z_loss: float = 0.0) -> MaskedLanguageModeling:
         from bertblocks import objectives
         from bertblocks.objectives.maskings import get_masking
 
@@ -117,6 +118,7 @@ class MaskingSection(ObjectiveSection):
             self.mask_share,
             self.random_share,
             get_masking(self.masking, self.masking_options),
+            z_loss,
         )
 
 
@@ -124,6 +126,8 @@ class MaskingSection(ObjectiveSection):
 class MaskedLM(MaskingSection):
     sentence_order: bool = False
     """Adds sentence-order prediction (Lan et al., 2020)."""
+    z_loss: NotNegative = 0.0
+    """The weight of the squared log of the softmax's denominator, which keeps logits from drifting; 1e-4 is usual."""
 
     @property
     def model_task(self) -> str:
@@ -132,7 +136,7 @@ class MaskedLM(MaskingSection):
     def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
         from bertblocks import objectives
 
-        masking = self.build_masking(vocabulary)
+        masking = self.build_masking(vocabulary, self.z_loss)
         if not self.sentence_order:
             return masking
         return objectives.SentenceOrder(vocabulary, masking, config.type_vocab_size >= 2)
@@ -186,10 +190,13 @@ class ReplacedTokens(MaskingSection):
 class CausalLM(ObjectiveSection):
     """Predicts every token from those before it, with causal attention. A later phase may continue as masked_lm."""
 
+    z_loss: NotNegative = 0.0
+    """As for masked_lm."""
+
     def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
         from bertblocks import objectives
 
-        return objectives.CausalLanguageModeling(vocabulary)
+        return objectives.CausalLanguageModeling(vocabulary, self.z_loss)
 
 
 @register_objective("sentence_order")

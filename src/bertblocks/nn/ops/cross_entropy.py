@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -26,10 +27,11 @@ def linear_cross_entropy(
     labels: Tensor,  # [rows]
     row_weights: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Return the sum of the rows' cross-entropies, weighted if `row_weights` is given.
 
-    Products run in `dtype`, the weight's own by default; gradients are accumulated in the dtype of their tensor.
+    `z_loss` times the square of the softmax's log denominator is added to each (Chowdhery et al., 2022). Products run in `dtype`, the weight's own by default; gradients are accumulated in the dtype of their tensor.
 
     Example:
         >>> hidden, weight = torch.randn(7, 8), torch.randn(100, 8)
@@ -43,7 +45,7 @@ def linear_cross_entropy(
     inputs = (hidden, weight, bias)
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
     with not_cast(hidden):
-        return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted, dtype or weight.dtype)
+        return LinearCrossEntropy.apply(*inputs, labels, row_weights, wanted, dtype or weight.dtype, z_loss)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -51,7 +53,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, row_weights: Any, wanted: Any, dtype: Any
+        ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, row_weights: Any, wanted: Any, dtype: Any, z_loss: Any
     ) -> Any:  # type: ignore[override]
         row_weights = row_weights.to(upcast(hidden).dtype)
         gradients = tuple(
@@ -62,7 +64,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         rows = max(1, MAX_LOGITS // len(weight))
         total = row_weights.new_zeros(())
         for part in (slice(start, start + rows) for start in range(0, len(hidden), rows)):
-            losses, logits_gradient = _chunk(hidden[part], weight, bias, labels[part], any(wanted))
+            losses, logits_gradient = _chunk(hidden[part], weight, bias, labels[part], any(wanted), z_loss)
             total += losses @ row_weights[part]
             if any(wanted):
                 _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits_gradient)
@@ -73,21 +75,39 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, above: Any) -> Any:  # type: ignore[override]
         gradients = (None if x is None else x * above.to(x.dtype) for x in ctx.saved_tensors)
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None, None, None, None)
 
 
 def _chunk(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, wants_gradient: bool
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, wants_gradient: bool, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """Return every row's loss and, if requested, its gradient at the logits: softmax minus 1 at the label."""
+    """Return every row's loss and, if requested, its gradient at the logits: softmax minus 1 at the label.
+
+    The term of the z-loss, z log(D)^2 with the softmax's denominator D, adds 2 z log(D) times the softmax.
+    """
     logits = upcast(linear(hidden, weight, bias))
     of_labels, highest = logits.gather(1, labels[:, None]), logits.amax(dim=-1, keepdim=True)
     torch.softmax(logits, dim=-1, out=logits)
     # the log of the softmax's denominator, from the likeliest token, whose probability cannot round to 0
-    losses = (highest - of_labels) - logits.amax(dim=-1, keepdim=True).log()
+    log_share = logits.amax(dim=-1, keepdim=True).log()
+    losses = (highest - of_labels) - log_share
+    if z_loss:
+        log_denominator = highest - log_share
+        losses += z_loss * log_denominator.square()
+        if wants_gradient:
+            logits *= 1 + 2 * z_loss * log_denominator
     if wants_gradient:
         logits.scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0))
     return losses.squeeze(1), logits
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, z_loss: float = 0.0, ignore: int = -100) -> Tensor:
+    """Return every row's cross-entropy from its logits, with the same term; 0 for rows with the label `ignore`."""
+    logits = upcast(logits)
+    losses = F.cross_entropy(logits, labels, ignore_index=ignore, reduction="none")
+    if z_loss:
+        losses = losses + z_loss * logits.logsumexp(dim=-1).square() * (labels != ignore)
+    return losses
 
 
 def _add_gradients(

@@ -23,11 +23,13 @@ class LigerKernels:
 
         return LigerSiLUMulFunction.apply(gate.contiguous(), up.contiguous())
 
-    def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Return the sum of cross-entropies without holding all logits."""
+    def linear_cross_entropy(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, z_loss: float
+    ) -> Tensor:
+        """Return the sum of cross-entropies, with the term of the z-loss, without holding all logits."""
         from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
 
-        return LigerFusedLinearCrossEntropyLoss(reduction="sum")(weight, hidden, labels, bias)
+        return LigerFusedLinearCrossEntropyLoss(lse_square_scale=z_loss, reduction="sum")(weight, hidden, labels, bias)
 
 
 @cache
