@@ -249,3 +249,52 @@ def test_a_sample_of_documents_depends_only_on_the_seed_and_loses_no_token() -> 
         chunks = cut_chunks(sample, capacity)
         assert max(len(chunk.ids) for chunk in chunks) <= capacity
         assert np.array_equal(np.concatenate([c.ids for c in chunks]), np.concatenate([c.ids for c in sample]))
+
+
+# ---------------------------------------------------------------------- random lengths
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=12), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_random_lengths_cut_every_document_completely_at_a_length_of_its_own(lengths: Any, seed: Any) -> None:
+    stream = PackedStream([StreamSource(Texts(lengths))], 34, 2, seed, pool_rows=4, min_length=10)
+    (source,) = stream.sources
+    documents, starts, sizes = source.spans(np.arange(source.count))
+    for document, length in enumerate(lengths):
+        own = documents == document
+        parts = sizes[own].tolist()
+        assert starts[own].tolist() == np.cumsum([0, *parts[:-1]]).tolist()
+        assert sum(parts) == length
+        assert len(set(parts[:-1])) <= 1
+        assert all(8 <= part <= 32 for part in parts[:-1])
+        assert parts[-1] <= max(parts)
+
+
+def test_random_lengths_are_uniform_and_depend_on_seed_phase_and_document_only() -> None:
+    def cut(seed: int, phase: int) -> Any:
+        stream = PackedStream([StreamSource(Texts([500] * 4000))], 12, 2, seed, phase, min_length=5)
+        return stream.sources[0].capacities
+
+    drawn = cut(0, 0)
+    assert set(drawn.tolist()) == set(range(3, 11))
+    assert drawn.mean() == pytest.approx(6.5, abs=4 * np.sqrt(63 / 12 / 4000))
+    assert np.array_equal(drawn, cut(0, 0))
+    for other in (cut(1, 0), cut(0, 1)):
+        assert np.mean(drawn == other) == pytest.approx(1 / 8, abs=0.03)
+
+
+def test_a_stream_with_random_lengths_resumes_anywhere() -> None:
+    stream = PackedStream([StreamSource(Texts([70, 5, 33, 200]))], 34, 2, seed=3, pool_rows=4, min_length=10)
+    rows, _ = stream.take(Position(), 12)
+    _, position = stream.take(Position(), 5)
+    again = PackedStream([StreamSource(Texts([70, 5, 33, 200]))], 34, 2, seed=3, pool_rows=4, min_length=10)
+    later, _ = again.take(position, 7)
+    assert [[chunk.ids.tolist() for chunk in row] for row in later] == [
+        [chunk.ids.tolist() for chunk in row] for row in rows[5:]
+    ]
+    assert all(sum(len(chunk.ids) + 2 for chunk in row) <= 34 for row in rows)
+
+
+def test_a_minimum_length_outside_the_row_raises() -> None:
+    with pytest.raises(ValueError, match="min_length is 40; it must be from 3 to length, 34"):
+        PackedStream([StreamSource(Texts([5]))], 34, 2, seed=0, min_length=40)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertblocks.data.hashing import combine, permute
+from bertblocks.data.hashing import UInt64, combine, draw, permute
 from bertblocks.data.packing import best_fit
 
 #: How many rows are packed together. A larger pool packs tighter and takes longer to pack again on resume.
@@ -71,27 +71,33 @@ class Position:
 
 
 class _ChunkIndex:
-    """Finds the chunks of a source by arithmetic on the lengths of its documents."""
+    """Finds the chunks of a source by arithmetic on the lengths of its documents.
 
-    def __init__(self, source: StreamSource, capacity: int, name: str) -> None:
+    A document is cut into chunks of `capacity` tokens or, with `least`, of a number drawn for it with `key` from
+    `least` to `capacity`.
+    """
+
+    def __init__(self, source: StreamSource, capacity: int, name: str, least: int, key: UInt64) -> None:
         lengths = np.asarray(source.documents.lengths)
         self.documents = source.documents
-        self.capacity = capacity
         self.chosen = np.flatnonzero(lengths >= max(source.min_tokens, 1))
         if not len(self.chosen):
             raise ValueError(
                 f"{name} has no document of at least {max(source.min_tokens, 1)} tokens; lower min_tokens or add texts."
             )
         self.lengths = lengths[self.chosen].astype(np.int64)
-        self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // capacity))])
+        self.capacities: NDArray = np.broadcast_to(np.int64(capacity), self.lengths.shape)
+        if least < capacity:
+            self.capacities = least + (draw(key, self.chosen) % np.uint64(capacity - least + 1)).astype(np.int64)
+        self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // self.capacities))])
         self.count = int(self.first[-1])
         self.tokens = int(self.lengths.sum())
 
     def spans(self, chunks: NDArray[np.int64]) -> tuple[NDArray, NDArray, NDArray]:
         """The document of each chunk, its start in the document, and its number of tokens."""
         rank = np.searchsorted(self.first, chunks, side="right") - 1
-        start = (chunks - self.first[rank]) * self.capacity
-        return self.chosen[rank], start, np.minimum(self.lengths[rank] - start, self.capacity)
+        start = (chunks - self.first[rank]) * self.capacities[rank]
+        return self.chosen[rank], start, np.minimum(self.lengths[rank] - start, self.capacities[rank])
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class _Pool:
 
 class PackedStream:
     """Rows of `length` slots. Each chunk takes `overhead` slots for special tokens in addition to its tokens.
+
+    With `min_length`, each document is cut at a length of its own, drawn from `min_length` to `length`.
 
     Example:
         >>> class Texts:
@@ -125,12 +133,23 @@ class PackedStream:
         seed: int,
         phase: int = 0,
         pool_rows: int = POOL_ROWS,
+        min_length: int | None = None,
     ) -> None:
         if length <= overhead:
             raise ValueError(f"length is {length}; with {overhead} special tokens it must be at least {overhead + 1}.")
         self.length, self.overhead, self.seed, self.phase = length, overhead, seed, phase
+        least = length if min_length is None else min_length
+        if not overhead < least <= length:
+            raise ValueError(f"min_length is {min_length}; it must be from {overhead + 1} to length, {length}.")
         self.sources = [
-            _ChunkIndex(source, length - overhead, f"Source {number}") for number, source in enumerate(sources)
+            _ChunkIndex(
+                source,
+                length - overhead,
+                f"Source {number}",
+                least - overhead,
+                combine("lengths", seed, phase, number),
+            )
+            for number, source in enumerate(sources)
         ]
         self._rates = _chunks_per_pool(self.sources, sources, pool_rows * length, overhead)
         self._pool_number = -1
