@@ -122,3 +122,51 @@ def test_state_is_plain_json(straight: Any) -> None:
     assert state["position"].keys() == {"phase", "pool", "row"}
     names = {path.suffix for path in last_checkpoint(straight).iterdir()}
     assert names == {".json", ".safetensors"}
+
+
+class Clock:
+    """A clock that advances by one second whenever it is read, so that a step takes one second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_a_run_ends_at_its_time_budget_and_resumes_with_the_elapsed_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertblocks.training.loop.time.perf_counter", Clock())
+    settings = ["phases.0.duration=1000", "schedule={kind: linear, budget: 10 seconds}"]
+    straight = train(tmp_path / "straight", *settings)
+    assert (straight.state.step, straight.state.seconds) == (10, 10.0)
+    rates = [line["learning_rate"] for line in read_metrics(tmp_path / "straight/metrics.jsonl") if "loss" in line]
+    assert rates == pytest.approx([2e-3 * (1 - second / 10) for second in range(10)])
+    trainer = make_trainer(tmp_path / "stopped", *settings)
+    step = trainer._step
+    monkeypatch.setattr(trainer, "_step", lambda prepared: (step(prepared), stop_after(trainer, prepared.step, 6)))
+    assert trainer.train().state.seconds == 7.0
+    train(tmp_path / "stopped", *settings)
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
+    assert train(tmp_path / "stopped", *settings).state.step == 10
+
+
+def stop_after(trainer: Any, step: int, last: int) -> None:
+    if step == last:
+        trainer._signal = signal.SIGTERM
+
+
+def test_a_gradual_theta_resumes_where_it_was(tmp_path: Path) -> None:
+    settings = ["phases.0.duration=8", "phases.0.rope_theta={start: 1000.0, end: 8000.0}"]
+    train(tmp_path / "straight", *settings)
+    trainer = make_trainer(tmp_path / "stopped", *settings)
+    step = trainer._step
+    trainer._step = lambda prepared: (step(prepared), stop_after(trainer, prepared.step, 4))  # type: ignore[assignment,method-assign]
+    trainer.train()
+    assert trainer.model.config.rope_theta == 5000.0
+    resumed = make_trainer(tmp_path / "stopped", *settings)
+    resumed.train()
+    assert resumed.model.config.rope_theta == 8000.0
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")

@@ -1,6 +1,7 @@
 """Learning rates, tested against their formulas, and the steps of a run, tested by counting."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -122,3 +123,52 @@ def test_an_inverse_square_root_schedule_does_not_depend_on_the_duration() -> No
     assert short[16] == pytest.approx(0.5)  # sqrt(4 / 16)
     with pytest.raises(RecipeError, match=r"schedule.warmup is '0 steps'; inverse_sqrt decays relative to its warm-up"):
         read_recipe(None, ["schedule={kind: inverse_sqrt, warmup: 0}"])
+
+
+def test_theta_moves_linearly_and_later_phases_keep_its_end() -> None:
+    phases = "phases=[{duration: 2, rope_theta: 100}, {duration: 5, rope_theta: {start: 200, end: 1000}}, {duration: 2}]"
+    plan = TrainingPlan(read_recipe(None, [phases]))
+    found = [plan.at(step).rope_theta for step in range(plan.total_steps)]
+    assert found == [100, 100, 200, 400, 600, 800, 1000, 1000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("{kind: linear, budget: 50 seconds}", lambda share: 1 - share),
+        ("{kind: cosine, budget: 50 seconds}", lambda share: (1 + math.cos(math.pi * share)) / 2),
+        ("{kind: wsd, warmup: 0, decay: 50%, shape: linear, budget: 50 seconds}", lambda share: min(1, 2 - 2 * share)),
+    ],
+)
+def test_a_schedule_with_a_budget_follows_the_elapsed_share_of_it(schedule: Any, factor: Any) -> None:
+    plan = TrainingPlan(read_recipe(None, ["optimizer.lr=1", "phases.0.duration=100", f"schedule={schedule}"]))
+    for step, seconds in ((0, 0.0), (0, 20.0), (7, 20.0), (99, 45.0)):
+        assert plan.at(step, seconds).learning_rate == pytest.approx(factor(seconds / 50))
+    assert plan.at(99, 80.0).learning_rate == pytest.approx(factor(1.0))
+
+
+def test_the_warmup_is_a_share_of_the_budget_too() -> None:
+    plan = TrainingPlan(read_recipe(None, ["phases.0.duration=100", "schedule={kind: constant, warmup: 50%, budget: 1 hour}"]))
+    rate = plan.recipe.optimizer.lr
+    assert plan.at(90, 360.0).learning_rate == pytest.approx(rate * 11 / 50)  # the step after a tenth of 100 steps
+    assert plan.at(3, 1800.0).learning_rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("schedule={budget: soon}", "schedule.budget is 'soon'; it must be a time such as '90 seconds'"),
+        ("schedule={budget: 0 hours}", "schedule.budget is '0 hours'; it must be a time"),
+        ("phases.0.schedule={budget: 1 hour}", "phases.0.schedule.budget has no meaning; set schedule.budget"),
+        ("phases.0.rope_theta={start: 10}", "phases.0.rope_theta.end is missing"),
+        ("phases.0.min_length=4", "phases.0.min_length is 4; it must be greater than or equal to 8"),
+    ],
+)
+def test_wrong_times_and_thetas_raise(override: Any, message: Any) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        read_recipe(None, [override])
+
+
+def test_a_minimum_length_above_the_length_raises() -> None:
+    with pytest.raises(RecipeError, match="phases.0: min_length is 256; it must be at most length, 128"):
+        TrainingPlan(read_recipe(None, ["phases.0.min_length=256"]))

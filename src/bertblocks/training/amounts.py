@@ -1,4 +1,4 @@
-"""Amounts of training, given in steps, in tokens or as a percentage of the whole."""
+"""Amounts of training, given in steps, in tokens or as a percentage of the whole, and times."""
 
 from __future__ import annotations
 
@@ -52,6 +52,31 @@ AmountField = Annotated[
     PlainValidator(Amount.read),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": f"^{_AMOUNT.pattern}$"}]}),
+]
+
+
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_TIME = re.compile(r"(\d+(?:\.\d+)?) *(second|minute|hour|day)s?")
+
+
+def read_time(text: Any) -> float:
+    """The seconds of a time.
+
+    Example:
+        >>> read_time("1.5 hours")
+        5400.0
+    """
+    match = _TIME.fullmatch(str(text).strip())
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"is {text!r}; it must be a time such as '90 seconds', '30 minutes', '24 hours' or '2 days'")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+TimeField = Annotated[
+    float,
+    PlainValidator(read_time),
+    PlainSerializer(lambda seconds: f"{seconds:.15g} seconds", return_type=str),
+    WithJsonSchema({"type": "string", "pattern": f"^{_TIME.pattern}$"}),
 ]
 
 

@@ -40,7 +40,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: after the last step, by early stopping, or by a signal."""
+    """How training ended: after the last step or the end of its time, by early stopping, or by a signal."""
 
     state: TrainState
     signal: int | None
@@ -103,7 +103,7 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def train(self, config: dict[str, Any] | None = None) -> Outcome:
-        """Trains until the last step, SIGTERM, Ctrl-C or early stopping. `config` goes to the trackers."""
+        """Trains until the last step, the end of its time budget, SIGTERM, Ctrl-C or early stopping. `config` goes to the trackers."""
         self._resume()
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
         if self.state.scaler:
@@ -130,15 +130,17 @@ class Trainer:
         run, state = self.run, self.state
         saved = state.step
         is_over = self._should_stop_early()
-        while state.step < self.task.total_steps and not is_over and self._signal is None:
+        while not self._is_finished() and not is_over and self._signal is None:
             started = time.perf_counter()
             prepared = next(batches)
             self._step(prepared)
             after_step()
             state.step, state.position = prepared.step + 1, prepared.next_position
-            state.seconds += time.perf_counter() - started
-            state.window["seconds"] = state.window.get("seconds", 0.0) + time.perf_counter() - started
-            is_last = state.step == self.task.total_steps
+            # all processes follow the clock of the main one, so that they agree on when a time budget is used up
+            (seconds,) = self.world.sum([time.perf_counter() - started if self.world.is_main else 0.0])
+            state.seconds += seconds
+            state.window["seconds"] = state.window.get("seconds", 0.0) + seconds
+            is_last = self._is_finished()
             self._log(is_last)
             if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
                 is_over = self._evaluate()
@@ -150,6 +152,10 @@ class Trainer:
                 saved = state.step
         if saved < state.step:
             self._save()
+
+    def _is_finished(self) -> bool:
+        budget = self.task.budget
+        return self.state.step >= self.task.total_steps or (budget is not None and self.state.seconds >= budget)
 
     def _resume(self) -> None:
         latest = self.checkpoints.find_latest()
@@ -229,7 +235,7 @@ class Trainer:
             self._stop_non_finite(step, f"The {what} of step {step + 1} is {value}", prepared)
         if self.clip is not None and norm > self.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
-        self.state.learning_rate = self.task.learning_rate(step)
+        self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)
@@ -281,6 +287,8 @@ class Trainer:
             line["packing"] = window["tokens"] / window["slots"]
         line |= {key: value for key, value in self.task.step_info(state.step - 1).items() if key != "slots"}
         seconds_left = (self.task.total_steps - state.step) * seconds / steps
+        if self.task.budget is not None:
+            seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
         self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_last or state.step % self.run.log_every == 0:
             self._write({**line, "seconds": state.seconds})

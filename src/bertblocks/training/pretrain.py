@@ -98,7 +98,8 @@ def _read_finished(recipe: Recipe, world: World, progress: Progress) -> Pretrain
     except (KeyError, TypeError) as error:
         raise RunFolderError(f"{file} is damaged ({error}); delete this file to finish the run again.") from error
     progress.print(f"{recipe.folder} holds this run, finished; {RUN_REMEDY} to train again.")
-    outcome = Outcome(TrainState(step=TrainingPlan(recipe).total_steps), signal=None, evaluation={})
+    step = values.get("step", TrainingPlan(recipe).total_steps)  # earlier versions wrote no step
+    outcome = Outcome(TrainState(step=step), signal=None, evaluation={})
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
 
 
@@ -221,7 +222,8 @@ def _finish(
             {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
             note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
         )
-        write_json(recipe.folder / RESULT, {"metrics": metrics, "filled": [asdict(text) for text in filled]})
+        shown = [asdict(text) for text in filled]
+        write_json(recipe.folder / RESULT, {"step": state.step, "metrics": metrics, "filled": shown})
 
     world.run_on_main(write)
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)

@@ -31,7 +31,7 @@ class PretrainingTask(TrainingTask):
         recipe = plan.recipe
         self.seed, self.micro_batch_tokens = recipe.run.seed, recipe.run.micro_batch_tokens
         self.plan = plan
-        self.total_steps = plan.total_steps
+        self.total_steps, self.budget = plan.total_steps, recipe.schedule.budget
         self.objectives = objectives  # one per phase
         self.objective = objectives[0]  # of the current step
         self.held_out = held_out
@@ -48,6 +48,7 @@ class PretrainingTask(TrainingTask):
                 objective.overhead,
                 self.seed,
                 phase.index,
+                min_length=phase.min_length,
             )
             for phase, objective in zip(plan.phases, objectives, strict=True)
         ]
@@ -70,8 +71,8 @@ class PretrainingTask(TrainingTask):
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.objective.losses(model, batch)
 
-    def learning_rate(self, step: int) -> float:
-        return self.plan.at(step).learning_rate
+    def learning_rate(self, step: int, seconds: float) -> float:
+        return self.plan.at(step, seconds).learning_rate
 
     def micro_batch_size(self, step: int) -> int | None:
         if self.micro_batch_tokens is None:
@@ -79,11 +80,11 @@ class PretrainingTask(TrainingTask):
         return max(self.micro_batch_tokens // self.plan.at(step).phase.length, 1)
 
     def before_step(self, model: Any, step: int) -> None:
-        phase = self.plan.at(step).phase
+        planned = self.plan.at(step)
+        phase, theta = planned.phase, planned.rope_theta
         self.objective = self.objectives[phase.index]
         if model.config.causal != self.objective.is_causal:
             model.set_causal(self.objective.is_causal)
-        theta = phase.rope_theta
         if theta is not None and model.config.rope_theta != theta:
             model.set_rope_theta(theta)
         if phase.causal is not None and model.config.causal != phase.causal:

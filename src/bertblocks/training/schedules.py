@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from bertblocks.core.settings import Section, SectionRegistry, Share
-from bertblocks.training.amounts import Amount, AmountField
+from bertblocks.training.amounts import Amount, AmountField, TimeField
 
 #: Schedules by the name that `schedule.kind` can hold.
 SCHEDULES = SectionRegistry("schedule.kind", default="wsd")
@@ -24,6 +24,9 @@ class ScheduleSection(Section):
     kind: str = ""  # the name under which a subclass is registered
     warmup: AmountField = Amount(0, "steps")
     """The learning rate rises linearly over this amount."""
+    budget: TimeField | None = None
+    """The learning rate follows the elapsed share of this time, not the steps, and the run ends when it is used up
+    (Geiping and Goldstein, 2022). Only the recipe's schedule can have it."""
 
     def factor(self, position: float, total: float, measure: Measure) -> float:
         """The learning rate relative to the peak, after the warm-up, of a step that starts at `position` of `total`.

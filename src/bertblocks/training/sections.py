@@ -113,6 +113,13 @@ class BatchWarmup(Section):
     over: AmountField
 
 
+class ThetaSchedule(Section):
+    """A RoPE theta that moves linearly from one value to another over a phase. Later phases keep the last one."""
+
+    start: Positive
+    end: Positive
+
+
 class Phase(Section):
     """A part of the run. Keys that a phase does not set keep their values from the previous phase."""
 
@@ -121,6 +128,9 @@ class Phase(Section):
     """The duration in steps or tokens."""
     length: Annotated[int, Field(ge=8)] | None = None
     """The length of a packed row in tokens; longer documents are split. Default: 128."""
+    min_length: Annotated[int, Field(ge=8)] | None = None
+    """Splits each document at a length of its own, drawn between this and `length`, as in EuroBERT (Boizard et al.,
+    2025). Default: `length`."""
     batch_tokens: Count | None = None
     """The tokens of a global batch, independent of the number of processes. Default: 4,096."""
     batch_warmup: BatchWarmup | None = None
@@ -129,8 +139,8 @@ class Phase(Section):
     """Another objective, for the same model."""
     mask_rate: Rate | MaskRateSchedule | None = None
     """Overrides the objective's rate."""
-    rope_theta: Positive | None = None
-    """A new RoPE theta for the global layers."""
+    rope_theta: Positive | ThetaSchedule | None = None
+    """A new RoPE theta for the global layers: at once, or step by step over the phase."""
     causal: bool | None = None
     """Whether tokens see only earlier ones, from this phase on."""
     mixture: dict[str, Annotated[float, Field(ge=0)]] | None = None

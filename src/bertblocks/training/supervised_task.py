@@ -69,7 +69,7 @@ class SupervisedTask(TrainingTask):
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.task.losses(model, batch)
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: int, seconds: float) -> float:
         def measure(amount: Amount) -> float:
             return self.total_steps * amount.value / 100
 

@@ -20,6 +20,8 @@ class TrainingTask(ABC):
     """
 
     total_steps: int
+    #: The run ends after this many seconds in steps, if that is before its last step.
+    budget: float | None = None
 
     @abstractmethod
     def initial_position(self) -> dict[str, Any]:
@@ -38,7 +40,8 @@ class TrainingTask(ABC):
         """The sum of each loss over a batch, under the keys of `batch.counts`."""
 
     @abstractmethod
-    def learning_rate(self, step: int) -> float: ...
+    def learning_rate(self, step: int, seconds: float) -> float:
+        """The learning rate of a step that starts after `seconds` in earlier steps."""
 
     def micro_batch_size(self, step: int) -> int | None:
         """The most items per forward pass of a process. None means all of its items."""

@@ -11,7 +11,7 @@ from bertblocks.training.amounts import Amount
 from bertblocks.training.objective_sections import ObjectiveSection
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.schedules import ScheduleSection, counts_tokens, lr_factor
-from bertblocks.training.sections import BatchWarmup
+from bertblocks.training.sections import BatchWarmup, ThetaSchedule
 
 DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS = 128, 4096
 
@@ -64,8 +64,9 @@ class PhasePlan:
     name: str
     batches: BatchPlan
     length: int
+    min_length: int | None
     objective: ObjectiveSection
-    rope_theta: float | None
+    rope_theta: float | ThetaSchedule | None
     causal: bool | None
     mixture: dict[str, float]
     peak: float
@@ -90,6 +91,15 @@ class Step:
         """The finished share of the phase."""
         return self.step_in_phase / self.phase.batches.steps
 
+    @property
+    def rope_theta(self) -> float | None:
+        """The theta of the global layers. None means that of the model's config."""
+        theta = self.phase.rope_theta
+        if not isinstance(theta, ThetaSchedule):
+            return theta
+        share = self.step_in_phase / max(self.phase.batches.steps - 1, 1)
+        return theta.start + (theta.end - theta.start) * share
+
 
 class TrainingPlan:
     """Every step of a recipe.
@@ -110,7 +120,8 @@ class TrainingPlan:
         # the recipe's schedule spans the phases without one of their own
         self._shared = [phase for phase in self.phases if phase.schedule is None]
 
-    def at(self, step: int) -> Step:
+    def at(self, step: int, seconds: float = 0.0) -> Step:
+        """A step that starts `seconds` after the start, which only a schedule with a budget needs to know."""
         phase = self.phases[bisect.bisect_right(self._starts, step) - 1]
         inside = step - phase.first_step
         batches = phase.batches
@@ -119,16 +130,16 @@ class TrainingPlan:
             step_in_phase=inside,
             rows=batches.rows_at(inside),
             tokens=phase.first_token + batches.tokens(inside),
-            learning_rate=phase.peak * self._factor(phase, inside),
+            learning_rate=phase.peak * self._factor(phase, inside, seconds),
         )
 
-    def _factor(self, phase: PhasePlan, inside: int) -> float:
+    def _factor(self, phase: PhasePlan, inside: int, seconds: float) -> float:
         spanned = [phase] if phase.schedule is not None else self._shared
         schedule = phase.schedule or self.recipe.schedule
         in_tokens = counts_tokens(schedule)
         earlier = [other for other in spanned if other.index < phase.index]
 
-        def clock(step: int) -> int:
+        def clock(step: int) -> float:
             before = sum(other.batches.total if in_tokens else other.batches.steps for other in earlier)
             return before + (phase.batches.tokens(step) if in_tokens else step)
 
@@ -141,7 +152,11 @@ class TrainingPlan:
                 return _tokens_after(spanned, int(amount.value))
             return amount.value
 
-        return lr_factor(schedule, clock(inside), clock(inside + 1), total, measure)
+        before, after = clock(inside), clock(inside + 1)
+        if schedule.budget is not None:
+            elapsed = total * min(seconds / schedule.budget, 1.0)
+            before, after = elapsed, elapsed + after - before
+        return lr_factor(schedule, before, after, total, measure)
 
 
 def _tokens_after(phases: list[PhasePlan], steps: int) -> int:
@@ -158,11 +173,13 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
     length, batch_tokens, peak = DEFAULT_LENGTH, DEFAULT_BATCH_TOKENS, recipe.optimizer.lr
     objective = recipe.objective
     mixture = {source.name: source.weight for source in recipe.corpus.sources}
-    theta = causal = None
+    theta: float | ThetaSchedule | None = None
+    causal = min_length = None
     step = token = 0
     for index, phase in enumerate(recipe.phases):
         length, batch_tokens = phase.length or length, phase.batch_tokens or batch_tokens
-        peak, theta = phase.lr or peak, phase.rope_theta or theta
+        peak, min_length = phase.lr or peak, phase.min_length or min_length
+        theta = phase.rope_theta or (theta.end if isinstance(theta, ThetaSchedule) else theta)
         causal = causal if phase.causal is None else phase.causal
         objective, mixture = phase.objective or objective, phase.mixture or mixture
         if phase.mask_rate is not None:
@@ -171,6 +188,8 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
             raise RecipeError(
                 f"phases.{index}: batch_tokens is {batch_tokens}, less than one row of length {length}; raise it."
             )
+        if min_length is not None and min_length > length:
+            raise RecipeError(f"phases.{index}: min_length is {min_length}; it must be at most length, {length}.")
         batches = BatchPlan(length, batch_tokens // length, phase.duration, phase.batch_warmup)
         plans.append(
             PhasePlan(
@@ -178,6 +197,7 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
                 name=phase.name or f"phase {index + 1}",
                 batches=batches,
                 length=length,
+                min_length=min_length,
                 objective=objective,
                 rope_theta=theta,
                 causal=causal,
