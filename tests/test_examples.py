@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bertblocks.config.blocks import SLOTS
+from bertblocks.training.optimizer_sections import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: Patterns that match the lines of each example's output, in order.
@@ -39,6 +40,7 @@ OUTPUTS = {
         r"masked accuracy on unseen texts: 0\.[5-9]\d",
         r"the cat \[MASK\] at noon: (barks|purrs|sings|swims)",
     ],
+    "optimizers": [r"soap: loss [01]\.\d\d, unigram 1\.\d\d", r"adamw_8bit: loss [01]\.\d\d, unigram 1\.\d\d"],
     "finetune_classify": [
         r"accuracy on the training examples: 1\.00",
         r"Fast delivery and great quality\. praise",
@@ -75,7 +77,9 @@ OUTPUTS = {
     ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
-SLOW = {"distributed", "finetune_answer", "finetune_classify", "finetune_embed", "finetune_tag"}
+SLOW = {"distributed", "finetune_answer", "finetune_classify", "finetune_embed", "finetune_tag", "optimizers"}
+#: The packages of an extra that an example needs.
+NEEDS = {"jax_encoder": ["flax"], "optimizers": ["bitsandbytes", "pytorch_optimizer"]}
 
 
 def test_every_example_is_tested_and_listed() -> None:
@@ -91,9 +95,10 @@ def test_every_example_is_tested_and_listed() -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in OUTPUTS]
 )
 def test_an_example_prints_what_it_promises(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "jax_encoder" and not importlib.util.find_spec("flax"):
-        pytest.skip("needs the extra jax")
-    for registry in SLOTS.values():  # removes what the example registers
+    for package in NEEDS.get(name, ()):
+        if not importlib.util.find_spec(package):
+            pytest.skip(f"needs {package}")
+    for registry in (*SLOTS.values(), OPTIMIZERS):  # removes what the example registers
         monkeypatch.setattr(registry, "_blocks", dict(registry._blocks))
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

@@ -21,7 +21,8 @@ from bertblocks.checkpoints.families import FAMILIES
 from bertblocks.checkpoints.files import read_tensors
 from bertblocks.cli.main import app
 from bertblocks.training.checkpoints import MARKER, STATE
-from bertblocks.training.state import EMA, OPTIMIZER
+from bertblocks.training.optimizer_state import OPTIMIZER
+from bertblocks.training.state import EMA
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.helpers import expect_log
 

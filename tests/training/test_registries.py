@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from bertblocks import register_masking, register_objective, register_optimizer, register_schedule
 from bertblocks.cli.main import app
 from bertblocks.core import plugins
 from bertblocks.core.messages import InputError
+from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.settings import RecipeError
 from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.objectives.maskings import MASKINGS
@@ -24,6 +29,7 @@ from bertblocks.training.recipe import Recipe, read_recipe
 from bertblocks.training.schedules import SCHEDULES, ScheduleSection
 from bertblocks.training.training_plan import TrainingPlan
 from tests.training.helpers import make_trainer
+from tests.training.test_resume import assert_same_run, last_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +176,62 @@ def test_a_recipe_cannot_name_a_module(tmp_path: Path, monkeypatch: pytest.Monke
 def test_registered_maskings_are_functions_of_this_process() -> None:
     with pytest.raises(ValueError, match=r"the name 'token' is taken"):
         register_masking("token")(lambda tokens, rate, vocabulary: tokens.ids > 0)
+
+
+# ---------------------------------------------------------------------- optimizers of other libraries
+
+
+class Wandering(torch.optim.Optimizer):
+    """Keeps what optimizers of other libraries keep: a number per group, and nested, shared and plain values."""
+
+    def __init__(self, groups: Any, lr: float) -> None:
+        super().__init__(groups, {"lr": lr})
+        self.table = torch.linspace(0.5, 1.0, 4)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state |= {"sums": [torch.zeros_like(weight), {"table": self.table}], "last": None, "turn": 0}
+                total, shared = state["sums"]
+                state["turn"] += 1
+                factor = shared["table"][(state["turn"] + group["count"]) % 4]
+                total.add_(weight.grad)
+                weight.sub_(total, alpha=group["lr"] * float(factor))
+
+
+def test_a_run_resumes_with_any_state_of_an_optimizer(tmp_path: Path) -> None:
+    @register_optimizer("wandering")
+    class WanderingSection(OptimizerSection):
+        def build(self, model: Any) -> Any:
+            return [Wandering(decay_groups(trainable(model), 0.0), self.lr)]
+
+    assert_resumes(tmp_path, "optimizer={kind: wandering, lr: 0.01}")
+    values = json.loads((last_checkpoint(tmp_path / "straight") / "optimizer.json").read_text())
+    assert [group["count"] for group in values["groups"][0]] == [8, 8]
+    assert values["parameters"]["decoder.bias"]["turn"] == 8
+    tensors = load_file(last_checkpoint(tmp_path / "straight") / "optimizer.safetensors")
+    assert sum("table" in name for name in tensors) == 1, "a shared tensor is written once"
+
+
+@pytest.mark.parametrize(("kind", "package"), [("soap", "pytorch_optimizer"), ("adamw_8bit", "bitsandbytes")])
+def test_optimizers_of_the_example_train_and_resume(tmp_path: Path, kind: str, package: str) -> None:
+    pytest.importorskip(package)
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "optimizers.py"))
+    assert_resumes(tmp_path, f"optimizer={{kind: {kind}, lr: 1e-3}}")
+
+
+def assert_resumes(folder: Path, *settings: str) -> None:
+    """Checks that a run that stops after three of eight steps ends as one that does not stop, and that it learns."""
+    settings = (*settings, "phases.0.duration=8", "run.checkpoints.every=3", "run.evaluation.every=null")
+    make_trainer(folder / "straight", *settings).train()
+    losses = [line["loss"] for line in read_metrics(folder / "straight/metrics.jsonl") if "loss" in line]
+    assert losses[-1] < losses[0]
+    make_trainer(folder / "stopped", *settings).train()
+    for step in (6, 8):
+        shutil.rmtree(folder / f"stopped/checkpoints/step-{step:08d}")
+    make_trainer(folder / "stopped", *settings).train()
+    assert_same_run(folder / "straight", folder / "stopped")

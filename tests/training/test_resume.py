@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from bertblocks.core.metrics_file import read_metrics
-from bertblocks.training.state import OPTIMIZER
+from bertblocks.training.optimizer_state import OPTIMIZER
 from tests.helpers import expect_log
 from tests.training.helpers import make_trainer, train
 

@@ -126,8 +126,8 @@ def test_an_inverse_square_root_schedule_does_not_depend_on_the_duration() -> No
 
 
 def test_theta_moves_linearly_and_later_phases_keep_its_end() -> None:
-    phases = "phases=[{duration: 2, rope_theta: 100}, {duration: 5, rope_theta: {start: 200, end: 1000}}, {duration: 2}]"
-    plan = TrainingPlan(read_recipe(None, [phases]))
+    phases = "[{duration: 2, rope_theta: 100}, {duration: 5, rope_theta: {start: 200, end: 1000}}, {duration: 2}]"
+    plan = TrainingPlan(read_recipe(None, [f"phases={phases}"]))
     found = [plan.at(step).rope_theta for step in range(plan.total_steps)]
     assert found == [100, 100, 200, 400, 600, 800, 1000, 1000, 1000]
 
@@ -148,7 +148,8 @@ def test_a_schedule_with_a_budget_follows_the_elapsed_share_of_it(schedule: Any,
 
 
 def test_the_warmup_is_a_share_of_the_budget_too() -> None:
-    plan = TrainingPlan(read_recipe(None, ["phases.0.duration=100", "schedule={kind: constant, warmup: 50%, budget: 1 hour}"]))
+    schedule = "schedule={kind: constant, warmup: 50%, budget: 1 hour}"
+    plan = TrainingPlan(read_recipe(None, ["phases.0.duration=100", schedule]))
     rate = plan.recipe.optimizer.lr
     assert plan.at(90, 360.0).learning_rate == pytest.approx(rate * 11 / 50)  # the step after a tenth of 100 steps
     assert plan.at(3, 1800.0).learning_rate == pytest.approx(rate)
@@ -170,5 +171,5 @@ def test_wrong_times_and_thetas_raise(override: Any, message: Any) -> None:
 
 
 def test_a_minimum_length_above_the_length_raises() -> None:
-    with pytest.raises(RecipeError, match="phases.0: min_length is 256; it must be at most length, 128"):
+    with pytest.raises(RecipeError, match=r"phases\.0: min_length is 256; it must be at most length, 128"):
         TrainingPlan(read_recipe(None, ["phases.0.min_length=256"]))

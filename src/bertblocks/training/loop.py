@@ -103,7 +103,7 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def train(self, config: dict[str, Any] | None = None) -> Outcome:
-        """Trains until the last step, the end of its time budget, SIGTERM, Ctrl-C or early stopping. `config` goes to the trackers."""
+        """Trains until the last step, the end of its time, a signal or early stopping. Trackers get `config`."""
         self._resume()
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
         if self.state.scaler:

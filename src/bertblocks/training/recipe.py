@@ -61,7 +61,7 @@ class Recipe(Section):
                         f"the sources are {', '.join(names)}"
                     )
             if phase.schedule is not None and phase.schedule.budget is not None:
-                raise ValueError(f"phases.{index}.schedule.budget has no meaning; set schedule.budget for the whole run")
+                raise ValueError(f"phases.{index}.schedule.budget has no meaning; set schedule.budget, for the run")
             objective = phase.objective or objective
             if phase.mask_rate is not None and "rate" not in type(objective).model_fields:
                 raise ValueError(f"phases.{index}.mask_rate has no meaning for objective {objective.kind}")

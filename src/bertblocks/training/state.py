@@ -6,19 +6,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from bertblocks.core.storage import read_json, write_json
 from bertblocks.core.tensor_files import save_tensors
 from bertblocks.training.checkpoints import STATE
-from bertblocks.training.distributed import copy_full, reshard, shard_like, to_full
+from bertblocks.training.distributed import copy_full, reshard, to_full
 from bertblocks.training.ema import WeightAverage
+from bertblocks.training.optimizer_state import OptimizerState, restore_optimizers
 
-OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
+EMA = "ema.safetensors"
 
 
 @dataclass
@@ -71,12 +71,7 @@ class Snapshot:
         self.config: Any = model.config
         self.weights = {name: to_full(parameter.detach()).cpu() for name, parameter in model.named_parameters()}
         self.weights |= {name: value.cpu() for name, value in model.state_dict().items() if _is_buffer(model, name)}
-        self.moments = {
-            f"{key}/{name}": to_full(value).cpu()
-            for name, parameter in model.named_parameters()
-            for optimizer in optimizers
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
+        self.optimizers = OptimizerState(model, optimizers)
         averages = {} if ema is None else ema.averages
         self.averages = {name: to_full(average).cpu() for name, average in averages.items()}
 
@@ -87,7 +82,7 @@ class Snapshot:
 
     def write(self, folder: Path, state: TrainState) -> None:
         self.write_model(folder)
-        save_tensors(self.moments, folder / OPTIMIZER)
+        self.optimizers.write(folder)
         if self.averages:
             save_tensors(self.averages, folder / EMA)
         write_json(folder / STATE, asdict(state))
@@ -109,26 +104,8 @@ def restore(folder: Path, model: nn.Module, optimizers: list[Optimizer], ema: We
         raise ValueError(f"{folder} does not match the model of this run: only one of them has {name!r}.")
     for name, values in weights.items():
         copy_full(values, targets[name])
-    moments: dict[str, dict[str, Tensor]] = {}
-    for name, values in load_file(folder / OPTIMIZER).items():
-        key, _, owner = name.partition("/")
-        moments.setdefault(owner, {})[key] = values
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                own = moments.get(names[id(parameter)], {})
-                optimizer.state[parameter] = {
-                    key: _restore_moment(values, parameter, optimizer) for key, values in own.items()
-                }
+    restore_optimizers(folder, model, optimizers)
     if ema is not None:
         for name, values in load_file(folder / EMA).items():
             copy_full(values, ema.averages[name])
     return TrainState.read(folder / STATE)
-
-
-def _restore_moment(values: Tensor, parameter: Tensor, optimizer: Optimizer) -> Tensor:
-    if values.dim() == 0 and parameter.dim() > 0:
-        # the step count, which fused kernels expect on the device of the weights
-        return values.to(parameter.device) if isinstance(optimizer, torch.optim.AdamW) else values
-    return shard_like(values.to(parameter.device), parameter)

@@ -31,7 +31,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum of the rows' cross-entropies, weighted if `row_weights` is given.
 
-    `z_loss` times the square of the softmax's log denominator is added to each (Chowdhery et al., 2022). Products run in `dtype`, the weight's own by default; gradients are accumulated in the dtype of their tensor.
+    `z_loss` times the square of the softmax's log denominator is added to each row's (Chowdhery et al., 2022). Products
+    run in `dtype`, the weight's own by default; gradients are accumulated in the dtype of their tensor.
 
     Example:
         >>> hidden, weight = torch.randn(7, 8), torch.randn(100, 8)
@@ -53,7 +54,15 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, row_weights: Any, wanted: Any, dtype: Any, z_loss: Any
+        ctx: Any,
+        hidden: Any,
+        weight: Any,
+        bias: Any,
+        labels: Any,
+        row_weights: Any,
+        wanted: Any,
+        dtype: Any,
+        z_loss: Any,
     ) -> Any:  # type: ignore[override]
         row_weights = row_weights.to(upcast(hidden).dtype)
         gradients = tuple(
