@@ -295,6 +295,25 @@ def test_the_contrastive_loss_equals_its_formula() -> None:
         assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
+def test_simcse_contrasts_each_text_with_itself_under_another_dropout() -> None:
+    task = EmbedTask(EmbedSettings(loss="simcse", temperature=0.2))
+    model = tiny("base", embedding_dropout=0.3).train()
+    task.use_model(model, "mean")
+    texts = ["a red stone", "two birds sing in town", "rain"]
+    batch = task.batch(task.features([EmbeddingExample([text], None, "here") for text in texts], TEXTS, 32))
+    ids = [TOKENIZER(text).input_ids for text in texts * 2]
+    assert batch.input_ids.tolist() == [token for sequence in ids for token in sequence]
+    torch.manual_seed(1)
+    loss = task.losses(model, batch)["loss"] / batch.counts["loss"]
+    torch.manual_seed(1)
+    hidden = model(batch.input_ids, cu_seqlens=batch.cu_seqlens).last_hidden_state.split([*map(len, ids)])
+    vectors = [part.detach().mean(dim=0) / part.detach().mean(dim=0).norm() for part in hidden]
+    assert not torch.allclose(vectors[0], vectors[3], atol=1e-3), "dropout differs"
+    cosines = [[float(first @ second) / 0.2 for second in vectors[3:]] for first in vectors[:3]]
+    expected = [math.log(sum(map(math.exp, row))) - row[index] for index, row in enumerate(cosines)]
+    assert loss.item() == pytest.approx(sum(expected) / 3, rel=1e-4)
+
+
 def test_the_cosent_loss_equals_its_formula() -> None:
     similarities, scores = [0.9, 0.2, 0.5, 0.5], [3.0, 3.0, 1.0, 0.0]
     total = 1.0

@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, finetune, load
 from bertblocks.cli.main import app
+from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.settings import RecipeError
 from bertblocks.data.hashing import combine, permute
 from bertblocks.evaluation.evaluate import evaluate
@@ -94,6 +95,23 @@ def test_cosines_are_trained_on_the_scale_of_the_scores(base: Any, files: Any, t
         finetune("embed", base, path, path, tmp_path / "same", loss="cosine")
     with pytest.raises(RecipeError, match=r"micro_batch_size.* is 4; embed compares all texts of a batch"):
         finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
+
+
+def test_simcse_trains_on_single_texts_and_is_scored_on_pairs(base: Any, files: Any, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    sentences = [f"the {noun} is {colour} ." for noun in NOUNS for colour in COLOURS]
+    texts.write_text("".join(json.dumps({"text": sentence}) + "\n" for sentence in sentences))
+    settings = {"epochs": 8, "batch_size": 6, "learning_rate": 1e-3, "loss": "simcse", "temperature": 0.1}
+    done = finetune("embed", base, texts, files / "embed.csv", tmp_path / "out", dropout=0.2, **settings)
+    assert done.metric == "spearman"
+    assert done.scores["spearman"] >= done.baselines["untouched"]["spearman"]
+    losses = [line["loss"] for line in read_metrics(tmp_path / "out" / "metrics.jsonl") if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert load(tmp_path / "out")[0].config.embedding_dropout == load(base)[0].config.embedding_dropout
+    with pytest.raises(DataError, match=r"texts\.jsonl line \d+: a single text cannot be scored; loss=simcse needs"):
+        finetune("embed", base, texts, output=tmp_path / "alone", dropout=0.2, **settings)
+    with pytest.raises(ValueError, match=r"loss is 'simcse', which needs dropout, but the model has none; set dropout"):
+        finetune("embed", base, texts, files / "embed.csv", tmp_path / "none", **settings)
 
 
 def test_pairs_are_scored_by_retrieval_and_sentence_transformers_loads_the_model(

@@ -129,8 +129,13 @@ class EmbedSettings(FineTuneSettings):
     """The column of scores. Without it, rows are related pairs or triplets."""
     pooling: Literal["mean", "cls", "max"] | None = None
     """None: the checkpoint's pooling, or mean."""
-    loss: Literal["contrast", "cosent", "cosine"] | None = None
-    """None: in-batch contrast for pairs and triplets, CoSENT for scored pairs."""
+    loss: Literal["contrast", "cosent", "cosine", "simcse"] | None = None
+    """None: in-batch contrast for pairs and triplets, CoSENT for scored pairs. simcse contrasts single texts with
+    themselves under another dropout (Gao et al., 2021)."""
+    temperature: Positive = 0.05
+    """Divides the cosines of contrast and simcse."""
+    dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Replaces all dropout rates of the model in training. None: those of its config."""
     dimensions: list[Count] = []
     """Prefixes of the embedding to train along with the whole (Matryoshka)."""
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
 from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.nn.attention import Attention
+from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.head import pool
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.numerics import upcast
@@ -40,8 +42,9 @@ RANKS = (1, 10)
 class EmbedTask(FineTuneTask):
     """Embeddings that are close for related texts.
 
-    Pairs and triplets are contrasted with the other texts of the batch, including those of all other processes. Scored
-    pairs are ordered by CoSENT (Su, 2022). Prefixes of the embedding can be trained along with the whole (Matryoshka;
+    Pairs and triplets are contrasted with the other texts of the batch, including those of all other processes. Single
+    texts are paired with themselves: dropout makes the two vectors differ (SimCSE; Gao et al., 2021). Scored pairs are
+    ordered by CoSENT (Su, 2022). Prefixes of the embedding can be trained along with the whole (Matryoshka;
     Kusupati et al., 2022).
     """
 
@@ -67,8 +70,12 @@ class EmbedTask(FineTuneTask):
         given = self.given_columns("text", "text_pair", "negative", "label")
         records = read_records(source, settings.read_options, given.values())
         is_main, self.is_read = not self.is_read, True
-        optional = ["negative"] if is_main and settings.loss == "contrast" else ["negative", "label"]
-        columns = choose_columns(records, ["text", "text_pair"], optional, given)
+        needed, optional = ["text", "text_pair"], ["negative", "label"]
+        if is_main and settings.loss == "contrast":
+            optional = ["negative"]
+        elif is_main and settings.loss == "simcse":
+            needed, optional, given = ["text"], [], {role: name for role, name in given.items() if role == "text"}
+        columns = choose_columns(records, needed, optional, given)
         self.is_scored = "label" in columns
         if is_main and settings.loss in ("cosent", "cosine") and not self.is_scored:
             raise DataError(f"{source}: loss is {settings.loss!r}, which needs a column of scores, label=COLUMN.")
@@ -85,6 +92,20 @@ class EmbedTask(FineTuneTask):
         self.pooling = self.settings.pooling or pooling
         if model.pooler is not None:
             model.pooler.requires_grad_(False)  # embeddings do not use it
+        rates = dropouts(model)
+        if self.settings.dropout is not None:
+            for module, name in rates:
+                setattr(module, name, self.settings.dropout)
+        if self.settings.loss == "simcse" and not any(getattr(module, name) for module, name in rates):
+            raise ValueError("loss is 'simcse', which needs dropout, but the model has none; set dropout=0.1.")
+
+    def check(self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int) -> None:
+        for example in examples:
+            if len(example.texts) < 2:
+                raise DataError(
+                    f"{example.place}: a single text cannot be scored; loss=simcse needs pairs or scored pairs to "
+                    "evaluate on (--eval)."
+                )
 
     def features(
         self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
@@ -101,7 +122,7 @@ class EmbedTask(FineTuneTask):
                 cut += len(ids) > room
                 sequence = tokenizer.add_special_tokens(ids[:room])
                 own.append(Feature(sequence.ids, sequence.types, example.score))
-            features.append(own)
+            features.append(own * 2 if self.settings.loss == "simcse" else own)
         if cut:
             self.notes.append(f"{cut:,} texts are truncated to {max_length} tokens; raise max_length to keep more")
         return features
@@ -126,7 +147,7 @@ class EmbedTask(FineTuneTask):
     def _loss(self, parts: Tensor, scores: Tensor) -> Tensor:
         """Computes the mean loss over the batch, for vectors of length 1."""
         if bool(scores.isnan().any()):
-            return contrast(parts)
+            return contrast(parts, self.settings.temperature)
         similarities = (parts[0] * parts[1]).sum(-1)
         if self.scale is not None:
             low, high = self.scale
@@ -194,7 +215,7 @@ def embed(model: nn.Module, batch: FlatBatch, pooling: str) -> Tensor:
     return pool(hidden, SequenceLayout.from_cu_seqlens(batch.cu_seqlens, tuple(hidden.shape[:1])), pooling)
 
 
-def contrast(parts: Tensor) -> Tensor:
+def contrast(parts: Tensor, temperature: float = 1 / SCALE) -> Tensor:
     """Computes the mean cross-entropy of retrieving each first text's second text among all second and third texts.
 
     Example:
@@ -205,7 +226,13 @@ def contrast(parts: Tensor) -> Tensor:
     candidates = torch.cat([gather(part) for part in parts[1:]])
     own = parts.shape[1] * _rank() + torch.arange(parts.shape[1], device=parts.device)
     with not_cast(parts):  # similarities in bf16 would be off by a tenth
-        return F.cross_entropy(parts[0] @ candidates.T * SCALE, own)
+        return F.cross_entropy(parts[0] @ candidates.T * (1 / temperature), own)
+
+
+def dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Lists every module that has a dropout rate, with the name of its attribute."""
+    names = {Dropout: "p", Attention: "dropout"}
+    return [(module, name) for module in model.modules() for kind, name in names.items() if isinstance(module, kind)]
 
 
 def cosent(similarities: Tensor, scores: Tensor) -> Tensor:
