@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from bertblocks import BertBlocksForMaskedDiffusion, BertBlocksForMaskedLM, BertBlocksModel
 from bertblocks.data.stream import DocumentChunk
 from bertblocks.models import TASK_MODELS
-from bertblocks.objectives import MaskedDiffusion, MaskedLanguageModeling, RateSchedule, SentenceOrder
+from bertblocks.objectives import (
+    EnhancedMaskedLM,
+    MaskedDiffusion,
+    MaskedLanguageModeling,
+    RateSchedule,
+    RetroMAE,
+    SentenceOrder,
+)
 from bertblocks.objectives.maskings import mask_spans, mask_tokens, mask_word_spans, mask_words
 from bertblocks.text.tokenizer_training import train_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
@@ -34,6 +41,8 @@ OBJECTIVES = {
     "order": SentenceOrder(VOCABULARY),
     "order and tokens": SentenceOrder(VOCABULARY, MaskedLanguageModeling(VOCABULARY, 0.15)),
     "diffusion": MaskedDiffusion(VOCABULARY),
+    "retromae": RetroMAE(MaskedLanguageModeling(VOCABULARY)),
+    "enhanced": EnhancedMaskedLM(VOCABULARY),
 }
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=list(OBJECTIVES))
 every_masking = pytest.mark.parametrize("name", ["tokens", "words", "spans", "spans of words"])

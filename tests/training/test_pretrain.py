@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from bertblocks import BertBlocksConfig, load
+from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, load
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
@@ -423,6 +423,36 @@ def test_replaced_token_detection_trains_and_writes_both_models(recipe: Any, tmp
     for name, weights in whole.items():
         for key, value in load_file(folder / name / "model.safetensors").items():
             assert torch.equal(value, weights[key]), key
+
+
+@pytest.mark.parametrize(
+    ("objective", "terms"),
+    [
+        ("{kind: retromae, rate: 0.2, decoder_rate: 0.6}", ["encoder", "decoder"]),
+        ("{kind: masked_lm, bag_of_subwords: 0.5, isotropy: 0.1}", ["masked_lm", "bag_of_subwords", "isotropy"]),
+        ("{kind: enhanced_masked_lm}", []),
+    ],
+)
+def test_objectives_with_parts_of_their_own_write_the_encoder_only(
+    recipe: Any, tmp_path: Path, objective: Any, terms: Any
+) -> None:
+    """A run that is continued from its middle gives the same model, to the bit, and it has no part of the training."""
+    settings = [f"objective={objective}", "phases.0.duration=4", "run.checkpoints={every: 2, keep: all}"]
+    settings += ["run.log_every=1", "run.evaluation={every: null, pseudo_perplexity_tokens: 0}"]
+    done = run(recipe, *settings)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "run"
+    whole = load_file(folder / "model" / "model.safetensors")
+    plain = BertBlocksForMaskedLM(load(folder / "model")[0].config)
+    assert set(whole) == {name for name, _ in plain.named_parameters()}
+    line = read_metrics(folder / "metrics.jsonl")[0]
+    assert {key for key in line if key.startswith("loss_")} == {f"loss_{term}" for term in terms}
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    shutil.rmtree(folder / "model")
+    (folder / "result.json").unlink()
+    assert "step-00000002" in run(recipe, *settings).output
+    for key, value in load_file(folder / "model" / "model.safetensors").items():
+        assert torch.equal(value, whole[key]), key
 
 
 def test_a_causal_phase_and_a_masked_phase_train_the_same_weights(recipe: Any, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ class FlatBatch:
     """Flat sequences, their targets, and the counts by which the sum of each loss is divided to give its mean.
 
     `labels` has one entry per token, sequence or example, as the loss requires; `order_labels` and `timesteps` belong
-    to sentence order prediction and masked diffusion.
+    to sentence order prediction and masked diffusion. `bags` lists the different tokens of each sequence, and
+    `decoder_labels` and `seeds` are for decoders that hide tokens at random.
 
     Example:
         >>> batch = FlatBatch.from_sequences([[5, 6], [7]], types=[[0, 0], [0]])
@@ -29,6 +30,9 @@ class FlatBatch:
     labels: Tensor | None = None
     order_labels: Tensor | None = None  # [sequences]
     timesteps: Tensor | None = None  # [sequences]
+    bags: Tensor | None = None  # [2, entries]: the sequence and the token of each entry
+    decoder_labels: Tensor | None = None  # [tokens]
+    seeds: Tensor | None = None  # [sequences]
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod

@@ -15,12 +15,15 @@ from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.generator_and_discriminator import GeneratorAndDiscriminator
 from bertblocks.models.masked_diffusion import BertBlocksForMaskedDiffusion
 from bertblocks.models.masked_lm import BertBlocksForMaskedLM
+from bertblocks.models.masked_lm_decoders import EnhancedMaskedLM, RetroMAE
+from bertblocks.models.masked_lm_pooled import MaskedLMWithPooledTerms
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.models.pretraining import BertBlocksForPreTraining
 from bertblocks.models.question_answering import BertBlocksForQuestionAnswering
 from bertblocks.models.replaced_token_detection import BertBlocksForReplacedTokenDetection
 from bertblocks.models.sequence_classification import BertBlocksForSequenceClassification
 from bertblocks.models.token_classification import BertBlocksForTokenClassification
+from bertblocks.models.training_model import TrainingModel
 
 AutoConfig.register("bertblocks", BertBlocksConfig, exist_ok=True)
 for auto_class, model_class in (
@@ -56,5 +59,9 @@ __all__ = [
     "BertBlocksForTokenClassification",
     "BertBlocksModel",
     "BertBlocksPreTrainedModel",
+    "EnhancedMaskedLM",
     "GeneratorAndDiscriminator",
+    "MaskedLMWithPooledTerms",
+    "RetroMAE",
+    "TrainingModel",
 ]

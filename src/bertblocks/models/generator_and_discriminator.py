@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers.utils.generic import ModelOutput
 
 from bertblocks.models.base import BertBlocksPreTrainedModel
-from bertblocks.models.masked_lm import IGNORE, BertBlocksForMaskedLM, labelled_tokens
+from bertblocks.models.masked_lm import IGNORE, BertBlocksForMaskedLM, LanguageModel, labelled_tokens
 from bertblocks.models.replaced_token_detection import BertBlocksForReplacedTokenDetection
+from bertblocks.models.training_model import TrainingModel
 from bertblocks.nn.numerics import upcast
 
 #: How discriminator and generator share token embeddings.
@@ -31,7 +32,7 @@ class ReplacedTokenOutput(ModelOutput):
     replaced: Tensor | None = None  # [tokens]
 
 
-class GeneratorAndDiscriminator(BertBlocksPreTrainedModel):
+class GeneratorAndDiscriminator(TrainingModel):
     """A generator that fills masks and a discriminator that finds what it filled in, trained together.
 
     With `sharing` "tied" both have one table of token embeddings. With "gradient_disentangled" (He et al., 2021) the
@@ -71,15 +72,15 @@ class GeneratorAndDiscriminator(BertBlocksPreTrainedModel):
         ours, theirs = self._tables()
         return ours + theirs if self.sharing == "gradient_disentangled" else ours
 
-    def set_rope_theta(self, theta: float) -> None:
-        self.generator.set_rope_theta(theta)
-        self.discriminator.set_rope_theta(theta)
-        self.config.rope_theta = self.discriminator.config.rope_theta
+    @property
+    def language_model(self) -> LanguageModel:
+        return self.generator
 
-    def set_causal(self, causal: bool) -> None:
-        self.generator.set_causal(causal)
-        self.discriminator.set_causal(causal)
-        self.config.causal = causal
+    def written(self) -> dict[str, BertBlocksPreTrainedModel]:
+        return {"model": self.discriminator, "generator": self.generator}
+
+    def written_weights(self, name: str) -> dict[str, Tensor]:
+        return {"model.embedding.token.weight": self.merged_embeddings()} if name == "model" else {}
 
     def forward(
         self,

@@ -42,6 +42,8 @@ class ForwardContext:
     #: The ids of all tokens, None if the batch has embeddings instead, and the input of the first layer.
     token_ids: Tensor | None = None
     start: Tensor | None = None
+    #: What keys and values are computed from, one vector per token; None for the input of the layer itself.
+    memory: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -153,9 +155,10 @@ class Attention(nn.Module):
         """Return the output of all tokens or of `token_indices`, and the padded weights if the context asks."""
         qkv = self.qkv(x)
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
-        if in_fp32:
-            qkv = qkv.float()
-        q, k, v = self.split(qkv)
+        q, k, v = self.split(qkv.float() if in_fp32 else qkv)
+        if context.memory is not None:
+            of_memory = self.qkv(context.memory)
+            _, k, v = self.split(of_memory.float() if in_fp32 else of_memory)
         if self.value_embedding is not None:
             v = self.value_embedding(v, context.token_ids)
         q, k = (x.to(v.dtype) for x in self.apply_positions(q, k, context.layout))

@@ -20,7 +20,6 @@ from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS
-from bertblocks.training.objective_sections import ReplacedTokens
 from bertblocks.training.optimizer_sections import Muon
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
@@ -122,8 +121,8 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         raise ValueError(f"--count is {count}; it must be at least 1.")
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
-    if isinstance(recipe.objective, ReplacedTokens):
-        raise ValueError("plan does not estimate objective replaced_tokens, which trains two models.")
+    if parts := recipe.objective.added_parts:
+        raise ValueError(f"plan does not estimate objective {recipe.objective.kind}, which also trains {parts}.")
     model = build(expected_config(recipe), recipe.objective.model_task)
     speed = count * GPUS[gpu].flops * utilization
     phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]

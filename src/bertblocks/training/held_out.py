@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Documents, cut_chunks, sample_documents
-from bertblocks.models import GeneratorAndDiscriminator
+from bertblocks.models import GeneratorAndDiscriminator, TrainingModel
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
 from bertblocks.objectives import CausalLanguageModeling, MaskedLanguageModeling, SentenceOrder
@@ -181,7 +181,7 @@ def _labels(batch: FlatBatch) -> Tensor:
 
 def _logits(model: Any, batch: FlatBatch) -> Tensor:
     batch = batch.to(model.device)
-    model = model.generator if isinstance(model, GeneratorAndDiscriminator) else model
+    model = model.language_model if isinstance(model, TrainingModel) else model
     out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens)
     return out["logits" if "logits" in out else "prediction_logits"]  # [tokens, vocabulary]
 

@@ -38,6 +38,11 @@ class ObjectiveSection(Section):
         return "masked-lm"
 
     @property
+    def added_parts(self) -> str:
+        """What `prepare_model` adds to the task model, in words. All phases of a run train the same parts."""
+        return ""
+
+    @property
     def labelled_share(self) -> float:
         """The share of tokens that reaches the prediction head, to estimate costs."""
         return 1.0
@@ -128,18 +133,83 @@ class MaskedLM(MaskingSection):
     """Adds sentence-order prediction (Lan et al., 2020)."""
     z_loss: NotNegative = 0.0
     """The weight of the squared log of the softmax's denominator, which keeps logits from drifting; 1e-4 is usual."""
+    bag_of_subwords: NotNegative = 0.0
+    """The weight of predicting which tokens occur in a text from its mean vector."""
+    isotropy: NotNegative = 0.0
+    """The weight of the squared cosines of the mean vectors of different texts."""
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> MaskedLM:
+        if self.sentence_order and (self.bag_of_subwords or self.isotropy):
+            raise ValueError("has sentence_order, which cannot be combined with bag_of_subwords or isotropy")
+        return self
 
     @property
     def model_task(self) -> str:
         return "pretraining" if self.sentence_order else "masked-lm"
 
+    @property
+    def added_parts(self) -> str:
+        return "a bag of subwords" if self.bag_of_subwords else "isotropy" if self.isotropy else ""
+
     def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
         from bertblocks import objectives
 
         masking = self.build_masking(vocabulary, self.z_loss)
+        if self.added_parts:
+            return objectives.MaskedLMWithPooledTerms(masking, self.bag_of_subwords, self.isotropy)
         if not self.sentence_order:
             return masking
         return objectives.SentenceOrder(vocabulary, masking, config.type_vocab_size >= 2)
+
+    def prepare_model(self, model: Any) -> Any:
+        from bertblocks.models import MaskedLMWithPooledTerms
+
+        return MaskedLMWithPooledTerms(model, self.bag_of_subwords > 0) if self.added_parts else model
+
+
+@register_objective("retromae")
+class RetroMAE(MaskingSection):
+    """A decoder of one layer reconstructs the text from the vector of its first token (Xiao et al., 2022)."""
+
+    decoder_rate: Rate = 0.5
+    """The share of the other tokens that the decoder hides when it predicts a token."""
+
+    @property
+    def added_parts(self) -> str:
+        return "a decoder"
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.RetroMAE(self.build_masking(vocabulary), self.decoder_rate)
+
+    def prepare_model(self, model: Any) -> Any:
+        from bertblocks import models
+
+        return models.RetroMAE(model)
+
+
+@register_objective("enhanced_masked_lm")
+class EnhancedMaskedLM(ObjectiveSection):
+    """Predicts every token in one more layer, from a random share of the states of the other tokens."""
+
+    decoder_rate: Rate = 0.5
+    """The share of the other tokens that this layer hides when it predicts a token."""
+
+    @property
+    def added_parts(self) -> str:
+        return "one more layer"
+
+    def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
+        from bertblocks import objectives
+
+        return objectives.EnhancedMaskedLM(vocabulary, self.decoder_rate)
+
+    def prepare_model(self, model: Any) -> Any:
+        from bertblocks import models
+
+        return models.EnhancedMaskedLM(model)
 
 
 @register_objective("replaced_tokens")
@@ -159,6 +229,10 @@ class ReplacedTokens(MaskingSection):
     @property
     def model_task(self) -> str:
         return "replaced-token-detection"
+
+    @property
+    def added_parts(self) -> str:
+        return "a generator"
 
     def build(self, vocabulary: Vocabulary, config: BertBlocksConfig) -> Objective:
         from bertblocks import objectives

@@ -17,7 +17,7 @@ from bertblocks.core.console import make_console
 from bertblocks.core.messages import short_repr
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.storage import atomic_entries, read_json, write_json
-from bertblocks.models import GeneratorAndDiscriminator
+from bertblocks.models import TrainingModel
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.pretraining import write_pretraining_report
@@ -231,13 +231,14 @@ def _finish(
 
 def final_models(model: Any) -> dict[str, Snapshot]:
     """The models that a run writes, by the names of their folders."""
-    if not isinstance(model, GeneratorAndDiscriminator):
+    if not isinstance(model, TrainingModel):
         return {"model": Snapshot(model, [], None)}
-    parts = {"model": model.discriminator, "generator": model.generator}
-    for part in parts.values():
+    snapshots = {}
+    for name, part in model.written().items():
         part.config.architectures = [type(part).__name__]
-    snapshots = {name: Snapshot(part, [], None) for name, part in parts.items()}
-    snapshots["model"].weights["model.embedding.token.weight"] = to_full(model.merged_embeddings().detach()).cpu()
+        snapshots[name] = Snapshot(part, [], None)
+        changed = model.written_weights(name).items()
+        snapshots[name].weights |= {key: to_full(weight.detach()).cpu() for key, weight in changed}
     return snapshots
 
 

@@ -70,6 +70,12 @@ class Recipe(Section):
                     f"phases.{index}.objective is {objective.kind}, which trains a {objective.model_task} model, but "
                     f"objective {self.objective.kind} trains a {self.objective.model_task} model"
                 )
+            if objective.added_parts != self.objective.added_parts:
+                parts = [section.added_parts or "nothing" for section in (objective, self.objective)]
+                raise ValueError(
+                    f"phases.{index}.objective is {objective.kind}, which adds {parts[0]} to the model, but objective "
+                    f"{self.objective.kind} adds {parts[1]}; use two runs, the second with model.checkpoint"
+                )
         return self
 
     @property

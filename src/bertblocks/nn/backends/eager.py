@@ -5,6 +5,9 @@ No other backend returns attention weights or computes them by a function other 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,6 +55,40 @@ class EagerBackend(AttentionBackend):
             for part, value in zip(_Padding(layout).unpad(weights), values, strict=True)
         ]
         return torch.cat(outputs) if outputs else q, weights
+
+
+class RandomBackend(EagerBackend):
+    """Hides the token itself and a random share of the other tokens from each query, for training objectives.
+
+    The pairs that are hidden in a sequence follow from its seed, the same in all heads. With `sees_first`, the first
+    token is never hidden.
+    """
+
+    def __init__(self, seeds: Sequence[int], hidden_share: float, sees_first: bool = False) -> None:
+        self.seeds, self.hidden_share, self.sees_first = seeds, hidden_share, sees_first
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+        outputs = []
+        for tokens, seed in zip(context.layout.slices(), self.seeds, strict=True):
+            shown = self.draw_visible(tokens.stop - tokens.start, seed, q.device)
+
+            def weigh(scores: Tensor, visible: Tensor, shown: Tensor = shown) -> Tensor:
+                return masked_softmax(scores, visible & shown)
+
+            own_context = replace(context, weigh=weigh)
+            sequence_q, sequence_k, sequence_v = (split_heads(x[tokens], 1) for x in (q, k, v))
+            outputs.append(merge_heads(_apply(_weigh(sequence_q, sequence_k, own_context), sequence_v, own_context)))
+        return torch.cat(outputs) if outputs else q
+
+    def draw_visible(self, length: int, seed: int, device: torch.device) -> Tensor:
+        """Which tokens `[length, length]` each query of a sequence sees."""
+        random = torch.Generator(device).manual_seed(seed)
+        visible = torch.rand(length, length, generator=random, device=device) >= self.hidden_share
+        visible.fill_diagonal_(False)
+        if self.sees_first:
+            visible[:, 0] = True
+        return visible
 
 
 class _Padding:
