@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,6 +99,8 @@ class Attention(nn.Module):
         self.weigh = weigh
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
+        #: Called in training with the queries and keys of every call, such as to find the largest logit.
+        self.observe: Callable[[Tensor, Tensor, AttentionContext], None] | None = None
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries `[tokens, heads, head_dim]`, and keys and values `[tokens, kv_heads, head_dim]`."""
@@ -170,6 +173,8 @@ class Attention(nn.Module):
             self.relative_vectors(context.layout, v.dtype),
             self.weigh,
         )
+        if self.observe is not None and self.training:
+            self.observe(q, k, call)
         backend = context.backend if self.weigh is None else EagerBackend()
         weights = None
         with not_cast(q) if in_fp32 else contextlib.nullcontext():

@@ -67,6 +67,8 @@ class Muon(AdamW):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
     """The coefficients of the iteration: fixed (Jordan et al., 2024), or new ones in each step (Amsel et al., 2025)."""
+    qk_clip: Positive | None = None
+    """Scales down queries and keys of heads with a logit above this (MuonClip; Kimi Team, 2025); 100 is usual."""
 
     def build(self, model: nn.Module) -> list[Optimizer]:
         from bertblocks.training.optimizers import MuonOptimizer, build_adamw, split_matrices
@@ -74,4 +76,9 @@ class Muon(AdamW):
         matrices, others = split_matrices(model)
         options = (self.lr, self.momentum, self.weight_decay, self.orthogonalization)
         muon = [MuonOptimizer(matrices, *options)] if matrices else []
-        return [*muon, build_adamw(others, self.lr, self.betas, self.eps, self.weight_decay)]
+        optimizers = [*muon, build_adamw(others, self.lr, self.betas, self.eps, self.weight_decay)]
+        if self.qk_clip is not None:
+            from bertblocks.training.qk_clip import QKClip
+
+            optimizers[-1].register_step_post_hook(QKClip(model, self.qk_clip))
+        return optimizers
