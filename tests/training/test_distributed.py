@@ -14,7 +14,7 @@ from bertblocks.core.metrics_file import read_metrics
 from tests.training.helpers import train
 
 NUMBERS = ("loss", "gradient_norm", "held_out_loss", "tokens")
-MUON = ["optimizer.kind=muon", "optimizer.qk_clip=0.05", "run.ema=0.9"]
+MUON = ["optimizer.kind=muon", "optimizer.qk_clip=0.01", "run.ema=0.9"]
 STABLE = ["optimizer.kind=stable_adamw", "optimizer.weight_decay=0.001"]
 #: What one process does, and what two do in its place.
 RUNS: dict[str, tuple[list[str], list[str]]] = {

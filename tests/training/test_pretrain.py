@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 from typer.testing import CliRunner
 
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, load
@@ -423,6 +423,23 @@ def test_replaced_token_detection_trains_and_writes_both_models(recipe: Any, tmp
     for name, weights in whole.items():
         for key, value in load_file(folder / name / "model.safetensors").items():
             assert torch.equal(value, weights[key]), key
+
+
+def test_generator_and_discriminator_become_transformers_electra_models(recipe: Any, tmp_path: Path) -> None:
+    values = read_recipe("electra-small").model.config
+    narrow = {**values, "hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_hidden_layers": 1}
+    model = json.dumps({"preset": "bert-base", "config": {**narrow, "max_position_embeddings": 64}})
+    settings = ["objective={kind: replaced_tokens, sharing: tied}", "phases.0.duration=2"]
+    done = run(recipe, f"model={model}", *settings, "run.evaluation={every: null, pseudo_perplexity_tokens: 0}")
+    assert done.exit_code == 0, done.output
+    for name, kind in (("model", ElectraForPreTraining), ("generator", ElectraForMaskedLM)):
+        source, target = str(tmp_path / "run" / name), str(tmp_path / name)
+        assert CliRunner().invoke(app, ["convert", source, target, "--to", "electra"]).exit_code == 0
+        theirs, report = kind.from_pretrained(target, output_loading_info=True)
+        assert not report["missing_keys"]
+        ours, tokenizer = load(source)
+        ids = tokenizer("maka rosu", return_tensors="pt").input_ids
+        torch.testing.assert_close(theirs.eval()(ids).logits, ours.eval()(ids).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from transformers import AutoModelForMaskedLM
 
 from bertblocks import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
-from bertblocks.training.objective_sections import MaskedLM
+from bertblocks.training.objective_sections import MaskedLM, ReplacedTokens
 from bertblocks.training.optimizer_sections import AdamW
 from bertblocks.training.pretrain import pretrain
 from bertblocks.training.recipe import Recipe, read_recipe, recipe_names
 from bertblocks.training.training_plan import TrainingPlan
 
-NAMES = ["bert", "demo", "masked-diffusion", "modernbert-base", "neobert", "ngpt"]
+NAMES = ["bert", "demo", "electra-small", "masked-diffusion", "modernbert-base", "neobert", "ngpt"]
 #: Parameters of each recipe's model, with its heads; those of ModernBERT are published, BERT's by transformers.
-PARAMETERS = {"modernbert-base": 149_655_232, "bert": 110_106_428}
+PARAMETERS = {"modernbert-base": 149_655_232, "bert": 110_106_428, "electra-small": 13_549_057}
 
 
 def test_every_recipe_is_listed() -> None:
@@ -50,6 +50,32 @@ def test_the_size_of_berts_pretraining_model_equals_transformers() -> None:
 
     with torch.device("meta"):
         assert BertForPreTraining(BertConfig()).num_parameters() == PARAMETERS["bert"]
+
+
+def test_the_electra_recipe_equals_the_published_one() -> None:
+    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+    recipe = read_recipe("electra-small")
+    objective, table = recipe.objective, TrainingPlan(recipe)
+    assert isinstance(objective, ReplacedTokens)
+    assert (objective.rate, objective.mask_share, objective.random_share, objective.weight) == (0.15, 1.0, 0.0, 50.0)
+    assert (table.total_steps, table.phases[0].batches.rows) == (1_000_000, 128)
+    assert table.at(9_999).learning_rate == pytest.approx(5e-4)
+    config = BertBlocksConfig.from_preset(recipe.model.preset, **recipe.model.config)
+    generator = objective.generator_config(config)
+    small = {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256}
+    with torch.device("meta"):
+        assert ElectraForPreTraining(ElectraConfig()).num_parameters() == PARAMETERS["electra-small"]
+        expected = ElectraForMaskedLM(ElectraConfig(**small)).num_parameters()
+        assert TASK_MODELS["masked-lm"](generator).num_parameters() == expected
+
+
+@pytest.mark.parametrize("preset", ["bert-base", "modernbert-base", "neobert", "mini", "roberta-base"])
+def test_the_generator_is_a_quarter_as_wide_for_every_kind_of_model(preset: Any) -> None:
+    config = BertBlocksConfig.from_preset(preset)
+    generator = ReplacedTokens().generator_config(config)
+    assert generator.hidden_size * 4 == config.hidden_size
+    assert generator.embedding_size == config.embedding_size
 
 
 def test_the_demo_is_the_default_recipe() -> None:

@@ -23,7 +23,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 #: Config keys that follow from others, so a generator with its own sizes does not inherit them.
 IMPLIED = {
     frozenset({"num_hidden_layers"}): {"layer_types", "num_hidden_groups"},
-    frozenset({"num_attention_heads", "hidden_size"}): {"head_dim", "num_kv_heads"},
+    frozenset({"num_attention_heads", "hidden_size"}): {"head_dim", "num_kv_heads", "embedding_projection"},
 }
 
 
@@ -252,7 +252,8 @@ class ReplacedTokens(MaskingSection):
         if own is None:
             heads = max(config.num_attention_heads // 4, 1)
             width = {"num_attention_heads": heads, "hidden_size": heads * config.head_dim}
-            own = {**width, "intermediate_size": max(config.intermediate_size // 4, 1)}
+            # a head with a dense layer leads from this width to that of the embeddings
+            own = {**width, "intermediate_size": max(config.intermediate_size // 4, 1), "mlm_head_dense": True}
         values = {"embedding_size": config.embedding_size, **config.to_dict()}
         for keys, implied in IMPLIED.items():
             if keys & set(own):
