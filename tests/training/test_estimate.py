@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
-from bertblocks.analysis import build
+from bertblocks.analysis import build, training_bytes
 from bertblocks.cli.main import app
 from bertblocks.training.estimate import (
     DEFAULT_UTILIZATION,
@@ -19,6 +19,7 @@ from bertblocks.training.estimate import (
     expected_config,
     flops_per_token,
 )
+from bertblocks.training.objective_sections import ReplacedTokens
 from bertblocks.training.recipe import read_recipe, recipe_names
 
 
@@ -92,6 +93,26 @@ def test_every_recipe_has_a_plan(name: Any) -> None:
     assert made.hours > 0
     assert made.flops == sum(phase.tokens * phase.flops_per_token for phase in made.phases)
     assert made.fits
+
+
+@pytest.mark.parametrize("sharing", ["tied", "none"])
+def test_replaced_token_detection_costs_both_models(sharing: str) -> None:
+    recipe = read_recipe("electra-small", [f"objective.sharing={sharing}", "run.precision=fp32"])
+    made, config = estimate_run(recipe, "h100", 1), expected_config(recipe)
+    assert isinstance(recipe.objective, ReplacedTokens)
+    generator = build(recipe.objective.generator_config(config), "masked-lm")
+    discriminator = build(config, "replaced-token-detection")
+    shared = config.vocab_size * config.embedding_size if sharing == "tied" else 0
+    assert made.parameters == generator.num_parameters() + discriminator.num_parameters() - shared
+    flops = flops_per_token(generator, 128, 0.15) + flops_per_token(discriminator, 128, 1.0)
+    assert made.phases[0].flops_per_token == pytest.approx(flops)
+    kept = sum(training_bytes(part, 128) for part in (generator, discriminator))
+    assert made.phases[0].memory.activations == 128 * kept
+
+
+def test_objectives_with_a_decoder_have_no_plan() -> None:
+    with pytest.raises(ValueError, match="plan does not estimate objective retromae, which also trains a decoder"):
+        estimate_run(read_recipe("demo", ["objective={kind: retromae}"]), "h100", 1)
 
 
 # ---------------------------------------------------------------------- command

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
 from bertblocks.checkpoints.families import read_config
@@ -18,7 +20,7 @@ from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json
-from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS
 from bertblocks.training.optimizer_sections import Muon
 from bertblocks.training.recipe import Recipe
@@ -121,9 +123,11 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         raise ValueError(f"--count is {count}; it must be at least 1.")
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
-    if parts := recipe.objective.added_parts:
+    with torch.device("meta"):
+        model = recipe.objective.prepare_model(build(expected_config(recipe), recipe.objective.model_task))
+    if isinstance(model, TrainingModel) and not isinstance(model, GeneratorAndDiscriminator):
+        parts = recipe.objective.added_parts
         raise ValueError(f"plan does not estimate objective {recipe.objective.kind}, which also trains {parts}.")
-    model = build(expected_config(recipe), recipe.objective.model_task)
     speed = count * GPUS[gpu].flops * utilization
     phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]
     return RunEstimate(
@@ -156,6 +160,11 @@ def flops_per_token(model: BertBlocksPreTrainedModel, length: int, labelled: flo
     return passes * (forward["total"] - (1 - labelled) * forward[HEAD]) / length
 
 
+def _parts(model: BertBlocksPreTrainedModel) -> list[BertBlocksPreTrainedModel]:
+    """The models that a step runs one after the other, the one whose head gets the labelled tokens first."""
+    return [model.generator, model.discriminator] if isinstance(model, GeneratorAndDiscriminator) else [model]
+
+
 def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, count: int, speed: float) -> PhaseCost:
     rows = phase.batches.rows
     if rows < count:
@@ -164,7 +173,9 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
     if recipe.run.micro_batch_tokens is not None:
         micro_batch = min(micro_batch, max(recipe.run.micro_batch_tokens // phase.length, 1))
     passes = 4 if recipe.run.gradient_checkpointing else 3
-    per_token = flops_per_token(model, phase.length, phase.objective.labelled_share, passes)
+    predictor, *others = _parts(model)
+    per_token = flops_per_token(predictor, phase.length, phase.objective.labelled_share, passes)
+    per_token += sum(flops_per_token(part, phase.length, 1.0, passes) for part in others)
     return PhaseCost(
         name=phase.name,
         length=phase.length,
@@ -181,14 +192,12 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
 def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro_batch: int, count: int) -> Memory:
     parameters = model.num_parameters()
     shards = count if recipe.run.parallel == "fsdp" else 1
-    matrices = sum(weight.numel() for weight in model.base_model.encoder.parameters() if weight.dim() == 2)
+    encoders = [part.base_model.encoder for part in _parts(model)]
+    matrices = sum(weight.numel() for encoder in encoders for weight in encoder.parameters() if weight.dim() == 2)
     # AdamW keeps two moments per parameter; Muon keeps one for the matrices inside layers
     moments = 2 * parameters - (matrices if isinstance(recipe.optimizer, Muon) else 0)
     average = parameters if recipe.run.ema else 0
-    kept = training_bytes(model, length)
-    if recipe.run.gradient_checkpointing:
-        layers = model.config.num_hidden_layers
-        kept = 4 * length * model.config.hidden_size * layers + kept // layers
+    kept = sum(_kept_bytes(recipe, part, length) for part in _parts(model))
     in_fp32 = recipe.run.precision == "fp32"
     return Memory(
         weights=4 * (parameters + average) / shards,
@@ -196,3 +205,12 @@ def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro
         optimizer=4 * moments / shards,
         activations=micro_batch * kept * (1.0 if in_fp32 else 0.5),
     )
+
+
+def _kept_bytes(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int) -> int:
+    """The activations of one sequence in fp32 that the backward pass needs."""
+    kept = training_bytes(model, length)
+    if not recipe.run.gradient_checkpointing:
+        return kept
+    layers = model.config.num_hidden_layers
+    return 4 * length * model.config.hidden_size * layers + kept // layers
