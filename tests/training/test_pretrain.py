@@ -432,12 +432,14 @@ def test_generator_and_discriminator_become_transformers_electra_models(recipe: 
     settings = ["objective={kind: replaced_tokens, sharing: tied}", "phases.0.duration=2"]
     done = run(recipe, f"model={model}", *settings, "run.evaluation={every: null, pseudo_perplexity_tokens: 0}")
     assert done.exit_code == 0, done.output
-    for name, kind in (("model", ElectraForPreTraining), ("generator", ElectraForMaskedLM)):
+    kinds: dict[str, Any] = {"model": ElectraForPreTraining, "generator": ElectraForMaskedLM}
+    for name, kind in kinds.items():
         source, target = str(tmp_path / "run" / name), str(tmp_path / name)
         assert CliRunner().invoke(app, ["convert", source, target, "--to", "electra"]).exit_code == 0
         theirs, report = kind.from_pretrained(target, output_loading_info=True)
         assert not report["missing_keys"]
         ours, tokenizer = load(source)
+        assert tokenizer is not None
         ids = tokenizer("maka rosu", return_tensors="pt").input_ids
         torch.testing.assert_close(theirs.eval()(ids).logits, ours.eval()(ids).logits, rtol=1e-5, atol=1e-5)
 

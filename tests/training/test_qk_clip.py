@@ -87,10 +87,10 @@ def test_heads_above_the_limit_are_scaled_to_it_and_others_stay(options: Any, mo
     shared = attention.num_kv_heads < heads
     for head, logit in enumerate(before[0]):
         factor = min(limit / logit, 1.0) if logit > 0 else 1.0
-        expected = torch.tensor(factor if shared else factor**0.5).double()
-        assert torch.allclose(rows[head * dim : (head + 1) * dim], expected, rtol=1e-6)
+        row_factor = torch.tensor(factor if shared else factor**0.5).double()
+        assert torch.allclose(rows[head * dim : (head + 1) * dim], row_factor, rtol=1e-6)
         if not shared:
-            assert torch.allclose(rows[(heads + head) * dim : (heads + head + 1) * dim], expected, rtol=1e-6)
+            assert torch.allclose(rows[(heads + head) * dim : (heads + head + 1) * dim], row_factor, rtol=1e-6)
     assert torch.equal(rows[-attention.sizes[2] :], torch.ones_like(rows[-attention.sizes[2] :])), "values stay"
     touched = ("attention.qkv", "attention.query_bias")
     for name, weight in model.named_parameters():

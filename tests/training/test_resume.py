@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from bertblocks.core.metrics_file import read_metrics
+from bertblocks.training.loop import Trainer
 from bertblocks.training.optimizer_state import OPTIMIZER
+from bertblocks.training.prefetch import PreparedStep
 from tests.helpers import expect_log
 from tests.training.helpers import make_trainer, train
 
@@ -145,25 +147,30 @@ def test_a_run_ends_at_its_time_budget_and_resumes_with_the_elapsed_time(
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "straight/metrics.jsonl") if "loss" in line]
     assert rates == pytest.approx([2e-3 * (1 - second / 10) for second in range(10)])
     trainer = make_trainer(tmp_path / "stopped", *settings)
-    step = trainer._step
-    monkeypatch.setattr(trainer, "_step", lambda prepared: (step(prepared), stop_after(trainer, prepared.step, 6)))
+    stop_after(trainer, 6)
     assert trainer.train().state.seconds == 7.0
     train(tmp_path / "stopped", *settings)
     assert_same_run(tmp_path / "straight", tmp_path / "stopped")
     assert train(tmp_path / "stopped", *settings).state.step == 10
 
 
-def stop_after(trainer: Any, step: int, last: int) -> None:
-    if step == last:
-        trainer._signal = signal.SIGTERM
+def stop_after(trainer: Trainer, last: int) -> None:
+    """Stops a run after a step as a signal would."""
+    take_step = trainer._step
+
+    def step(prepared: PreparedStep) -> None:
+        take_step(prepared)
+        if prepared.step == last:
+            trainer._signal = signal.SIGTERM
+
+    trainer._step = step  # type: ignore[method-assign]
 
 
 def test_a_gradual_theta_resumes_where_it_was(tmp_path: Path) -> None:
     settings = ["phases.0.duration=8", "phases.0.rope_theta={start: 1000.0, end: 8000.0}"]
     train(tmp_path / "straight", *settings)
     trainer = make_trainer(tmp_path / "stopped", *settings)
-    step = trainer._step
-    trainer._step = lambda prepared: (step(prepared), stop_after(trainer, prepared.step, 4))  # type: ignore[assignment,method-assign]
+    stop_after(trainer, 4)
     trainer.train()
     assert trainer.model.config.rope_theta == 5000.0
     resumed = make_trainer(tmp_path / "stopped", *settings)
