@@ -27,6 +27,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"norm_pos": "post", "embd_pos_enc_kind": "learned", "block_pos_enc_kind": "none"},
     {"norm_pos": "pre", "embd_pos_enc_kind": "none", "block_pos_enc_kind": "rope", "num_kv_heads": 2},
     {"ngpt": True, "block_pos_enc_kind": "alibi"},
+    {
+        "value_embedding": True,
+        "input_mixing": True,
+        "local_attention": True,
+        "layer_types": ["local", "global", "local"],
+    },
 ]
 
 
@@ -124,6 +130,14 @@ def test_every_weight_of_encoder_and_decoder_gets_a_gradient(kind: Any, options:
     assert without == []
     assert list(model.written()) == ["model"]
     assert model.written()["model"] is model.encoder
+
+
+def test_theta_moves_in_the_decoder_too() -> None:
+    model = build(RetroMAE, block_pos_enc_kind="rope", local_attention=True, layer_types=["local", "global", "local"])
+    model.set_rope_theta(77.0)
+    thetas = [layer.attention.position.theta for layer in model.encoder.model.encoder.layers]
+    assert (model.config.rope_theta, model.decoder.block.attention.position.theta, thetas[1]) == (77.0, 77.0, 77.0)
+    assert thetas[0] == thetas[2] == model.encoder.config.local_rope_theta != 77.0
 
 
 def test_hidden_pairs_have_their_share_and_depend_on_the_seed_only() -> None:

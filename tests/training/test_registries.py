@@ -24,6 +24,7 @@ from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.objectives.maskings import MASKINGS
 from bertblocks.training.objective_sections import OBJECTIVES, ObjectiveSection
 from bertblocks.training.optimizer_sections import OPTIMIZERS, OptimizerSection
+from bertblocks.training.optimizer_state import OPTIMIZER, OPTIMIZER_VALUES, OptimizerState, restore_optimizers
 from bertblocks.training.optimizers import decay_groups, trainable
 from bertblocks.training.recipe import Recipe, read_recipe
 from bertblocks.training.schedules import SCHEDULES, ScheduleSection
@@ -215,6 +216,23 @@ def test_a_run_resumes_with_any_state_of_an_optimizer(tmp_path: Path) -> None:
     assert values["parameters"]["decoder.bias"]["turn"] == 8
     tensors = load_file(last_checkpoint(tmp_path / "straight") / "optimizer.safetensors")
     assert sum("table" in name for name in tensors) == 1, "a shared tensor is written once"
+
+
+def test_states_of_former_checkpoints_are_read(tmp_path: Path) -> None:
+    """They have no file of values; every state is a tensor under KEY/PARAMETER."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    OptimizerState(model, [optimizer]).write(tmp_path)
+    assert "exp_avg/weight" in load_file(tmp_path / OPTIMIZER)
+    (tmp_path / OPTIMIZER_VALUES).unlink()
+    fresh = torch.optim.AdamW(model.parameters())
+    restore_optimizers(tmp_path, model, [fresh])
+    for parameter in model.parameters():
+        assert set(fresh.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
+        for key, value in optimizer.state[parameter].items():
+            assert torch.equal(fresh.state[parameter][key], value)
 
 
 @pytest.mark.parametrize(("kind", "package"), [("soap", "pytorch_optimizer"), ("adamw_8bit", "bitsandbytes")])

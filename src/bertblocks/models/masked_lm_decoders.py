@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ class MaskedLMWithDecoder(TrainingModel):
     def language_model(self) -> LanguageModel:
         return self.encoder
 
+    def set_rope_theta(self, theta: float) -> None:
+        super().set_rope_theta(theta)
+        layer: Any = self.encoder.model.encoder.layers[self.decoder.model_layer]
+        self.decoder.block.attention.position.theta = layer.attention.position.theta
+
     def decoder_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Returns the summed loss of the tokens that have a label."""
         indices = (labels != IGNORE).nonzero().squeeze(1)
@@ -50,7 +56,7 @@ class EnhancedMaskedLM(MaskedLMWithDecoder):
         self, input_ids: Tensor, cu_seqlens: Tensor, labels: Tensor, seeds: Tensor, hidden_share: float
     ) -> DecoderOutput:
         encoded = self.encoder.model.encode(input_ids, cu_seqlens=cu_seqlens)
-        hidden = self.decoder(encoded.hidden, encoded.layout, seeds.tolist(), hidden_share)
+        hidden = self.decoder(encoded.hidden, input_ids, encoded.layout, seeds.tolist(), hidden_share)
         return DecoderOutput(None, self.decoder_loss(hidden, labels))
 
 
@@ -87,5 +93,5 @@ class RetroMAE(MaskedLMWithDecoder):
             positions = model.embedding.position(layout.positions)
             projection = model.embedding.projection
             queries = queries + (positions if projection is None else projection(positions)).to(queries.dtype)
-        decoded = self.decoder(queries, layout, seeds.tolist(), hidden_share, memory)
+        decoded = self.decoder(queries, original, layout, seeds.tolist(), hidden_share, memory)
         return DecoderOutput(encoder_total, self.decoder_loss(decoded, decoder_labels))

@@ -50,6 +50,8 @@ class RandomAttentionLayer(nn.Module):
         super().__init__()
         config = model.config
         index = config.layer_types.index("global") if "global" in config.layer_types else 0
+        #: The encoder layer that it is a copy of, with weights of its own.
+        self.model_layer = model.model.encoder.order[index]
         self.block = get_block(config, index, model.model.encoder.position)
         for module in self.block.modules():
             if isinstance(module, Linear):
@@ -59,6 +61,7 @@ class RandomAttentionLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
+        token_ids: Tensor,
         layout: SequenceLayout,
         seeds: Sequence[int],
         hidden_share: float,
@@ -68,5 +71,5 @@ class RandomAttentionLayer(nn.Module):
         sees_first = memory is not None
         if memory is not None and isinstance(self.block, Block):  # nGPT's block has no norms
             memory = self.block.attention_residual.pre_norm(memory)
-        context = ForwardContext(layout, RandomBackend(seeds, hidden_share, sees_first), start=x, memory=memory)
-        return self.block(x, context)[0]
+        backend = RandomBackend(seeds, hidden_share, sees_first)
+        return self.block(x, ForwardContext(layout, backend, token_ids=token_ids, start=x, memory=memory))[0]

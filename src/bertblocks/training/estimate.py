@@ -126,8 +126,8 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
     with torch.device("meta"):
         model = recipe.objective.prepare_model(build(expected_config(recipe), recipe.objective.model_task))
     if isinstance(model, TrainingModel) and not isinstance(model, GeneratorAndDiscriminator):
-        parts = recipe.objective.added_parts
-        raise ValueError(f"plan does not estimate objective {recipe.objective.kind}, which also trains {parts}.")
+        objective = recipe.objective
+        raise ValueError(f"plan does not estimate objective {objective.kind} with {objective.added_parts}.")
     speed = count * GPUS[gpu].flops * utilization
     phases = [_cost(recipe, model, phase, count, speed) for phase in TrainingPlan(recipe).phases]
     return RunEstimate(
