@@ -73,8 +73,7 @@ class Position:
 class _ChunkIndex:
     """Finds the chunks of a source by arithmetic on the lengths of its documents.
 
-    A document is cut into chunks of `capacity` tokens or, with `least`, of a number drawn for it with `key` from
-    `least` to `capacity`.
+    A document is cut into chunks of a number of tokens that is drawn for it with `key`, from `least` to `capacity`.
     """
 
     def __init__(self, source: StreamSource, capacity: int, name: str, least: int, key: UInt64) -> None:
