@@ -298,3 +298,52 @@ def test_a_stream_with_random_lengths_resumes_anywhere() -> None:
 def test_a_minimum_length_outside_the_row_raises() -> None:
     with pytest.raises(ValueError, match="min_length is 40; it must be from 3 to length, 34"):
         PackedStream([StreamSource(Texts([5]))], 34, 2, seed=0, min_length=40)
+
+
+# ---------------------------------------------------------------------- curriculum
+
+
+def graded(lengths: Any, grades: int, rows: int, seed: int = 0) -> PackedStream:
+    return PackedStream([StreamSource(Texts(lengths))], 16, 2, seed, grades=grades, total_rows=rows)
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 3])
+def test_a_curriculum_goes_once_from_short_to_long_and_draws_all_lengths_alike(epochs: float) -> None:
+    lengths = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 41), 30))
+    rows = int(epochs * (sum(lengths) + 2 * sum(-(-lengths // 14))) / 16)
+    taken, _ = graded(lengths, 5, rows).take(Position(), rows)
+    documents = [int(chunk.ids[0]) // 1_000_000 for row in taken for chunk in row]
+    sizes = lengths[documents]
+    # documents of one grade, of equal numbers of chunks, come together
+    chunks = np.repeat(np.sort(lengths), -(-np.sort(lengths) // 14))
+    bounds = chunks[[len(chunks) * grade // 5 for grade in range(1, 5)]]
+    fifths = np.array_split(sizes, 5)
+    for number, fifth in enumerate(fifths):
+        low, high = bounds[number - 1] if number else 0, bounds[number] if number < 4 else 99
+        assert np.mean((fifth >= low) & (fifth <= high)) > 0.85
+        assert len(set(fifth.tolist())) > 2, "a grade is shuffled"
+    # as without a curriculum, every chunk is drawn equally often
+    visits = Counter((int(chunk.ids[0]), chunk.epoch) for row in taken for chunk in row)
+    assert max(visits.values()) == 1
+    # packing leaves some slots of the short rows empty
+    assert len(documents) == pytest.approx(epochs * len(chunks), rel=0.05)
+
+
+def test_a_curriculum_is_resumed_exactly_and_ends_in_the_last_grade() -> None:
+    lengths = list(range(1, 60)) * 4
+    whole, end = graded(lengths, 4, 300).take(Position(), 400)
+    first, middle = graded(lengths, 4, 300).take(Position(), 123)
+    rest, again = graded(lengths, 4, 300).take(middle, 277)
+    assert again == end
+    assert [[chunk.ids.tolist() for chunk in row] for row in first + rest] == [
+        [chunk.ids.tolist() for chunk in row] for row in whole
+    ]
+    late = [int(chunk.ids[0]) // 1_000_000 for row in whole[330:] for chunk in row]
+    assert min(lengths[document] for document in late) > 40
+    other, _ = graded(lengths, 4, 300, seed=1).take(Position(), 123)
+    assert [len(row) for row in other] != [len(row) for row in first]
+
+
+def test_more_grades_than_chunks_sort_the_chunks() -> None:
+    rows, _ = graded([9, 3, 14, 6, 12], 100, 5).take(Position(), 3)
+    assert sorted(len(chunk.ids) for row in rows for chunk in row)[0] == 3

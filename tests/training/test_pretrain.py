@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, load
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
+from bertblocks.data.stream import PackedStream
 from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
 from bertblocks.training.pretrain import implied_keys, is_free_key
 from bertblocks.training.recipe import read_recipe
@@ -505,3 +507,76 @@ def test_a_causal_run_reports_its_perplexity(recipe: Any, tmp_path: Path) -> Non
     metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
     assert metrics["perplexity"] == pytest.approx(np.exp(metrics["held_out_loss"]))
     assert "pseudo_perplexity" not in metrics
+
+
+def stream_recipe(recipe: Path, tmp_path: Path) -> list[str]:
+    """Overrides that stream the recipe's texts from a dataset of three files, in two phases."""
+    texts = (tmp_path / "texts.txt").read_text().split("\n\n")
+    (tmp_path / "dataset").mkdir()
+    for number in range(3):
+        lines = [json.dumps({"text": text}) + "\n" for text in texts[number::3]]
+        (tmp_path / "dataset" / f"train-{number}.jsonl").write_text("".join(lines))
+    phases = "[{duration: 6, length: 16, batch_tokens: 512}, {duration: 4, length: 24, batch_tokens: 480}]"
+    return [
+        f"corpus.sources=[{{name: web, dataset: {tmp_path / 'dataset'}, stream: 1}}]",
+        f"phases={phases}",
+        "run.checkpoints={every: 2, keep: all}",
+    ]
+
+
+def test_a_streamed_run_resumes_exactly_and_keeps_few_tokens_on_disk(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertblocks.training.pretraining_task.PackedStream", partial(PackedStream, pool_rows=40))
+    options = stream_recipe(recipe, tmp_path)
+    whole = run(recipe, *options)
+    assert whole.exit_code == 0, whole.output
+    assert "Corpus web (first part): " in whole.output
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000010" / "state.json").read_text())
+    part = state["position"]["cursors"]["web"][0]
+    assert part >= 3
+    on_disk = [int(path.name.removeprefix("part-")) for path in (tmp_path / "run" / "data" / "web").glob("part-*")]
+    assert min(on_disk) >= part - 1
+    resumed = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "run", resumed)
+    (resumed / "result.json").unlink()
+    shutil.rmtree(resumed / "model")
+    for step in (6, 8, 10):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    for old in (resumed / "data" / "web").glob("part-*"):
+        shutil.rmtree(old)
+    again = run(recipe, *options, f"run.folder={resumed}")
+    assert again.exit_code == 0, again.output
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", resumed)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["corpus.sources=[{files: [x], stream: 1}]", "phases.0.curriculum=4"], "curriculum needs the lengths of all"),
+        (
+            ["corpus={sources: [{files: [x], stream: 1}], temperature: 2}"],
+            "the streamed source 'docstrings' is unknown",
+        ),
+        (["corpus.sources=[{files: [x], stream: 1, dedup: 0.8}]"], "has stream and dedup"),
+        (["corpus.sources=[{builtin: docstrings, stream: 1}]"], "works with files and dataset only"),
+        (["corpus.sources=[{tokens: x, dedup: 0.8}]"], "pass --dedup to `bertblocks data prepare`"),
+        (["corpus.sources=[{files: [x], dedup: 1.5}]"], "dedup"),
+        (["phases.0.curriculum=1"], "curriculum"),
+    ],
+)
+def test_impossible_corpora_give_one_sentence(recipe: Path, overrides: Any, message: str) -> None:
+    done = run(recipe, *overrides)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_run_without_near_duplicates_and_with_a_curriculum(recipe: Path, tmp_path: Path) -> None:
+    texts = (tmp_path / "texts.txt").read_text()
+    (tmp_path / "texts.txt").write_text(texts + "\n\n" + "\n\n".join(texts.split("\n\n")[:9]))
+    done = run(recipe, f"corpus.sources=[{{name: words, files: [{tmp_path / 'texts.txt'}], dedup: 0.9}}]",
+               "phases.0.curriculum=4", "phases.0.duration=6")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "9 near-duplicates removed." in done.output
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["phases"][0]["curriculum"] == 4

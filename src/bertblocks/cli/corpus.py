@@ -26,6 +26,9 @@ Dataset = Annotated[
         show_default=False,
     ),
 ]
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Read the dataset over the network as it is needed, without downloading it.")
+]
 Docstrings = Annotated[
     bool, typer.Option("--docstrings", help="Instead of files: the docstrings of Python and its packages.")
 ]
@@ -56,9 +59,10 @@ def choose_corpus(
     held_out: float,
     workers: int | None,
     read: list[str] | None = None,
+    stream: bool = False,
 ) -> Corpus:
     """The corpus that the arguments name. Docstrings are collected into the file `docstrings`."""
-    from bertblocks.data.corpus import DatasetCorpus, FileCorpus
+    from bertblocks.data.corpus import FileCorpus, dataset_corpus
     from bertblocks.data.docstrings import docstring_corpus
     from bertblocks.text.records import ReadOptions
 
@@ -66,9 +70,11 @@ def choose_corpus(
         raise ValueError("Give exactly one of FILES, --dataset and --docstrings.")
     if read and not files:
         raise ValueError("--read goes with FILES.")
+    if stream and not dataset:
+        raise ValueError("--stream goes with --dataset; files are never copied.")
     if files:
         return FileCorpus(tuple(files), column, one_per, held_out, options=ReadOptions.parse(read or []))
     if dataset:
-        return DatasetCorpus(dataset, split, column, held_out)
+        return dataset_corpus(dataset, split, column, held_out, stream)
     assert docstrings is not None
     return docstring_corpus(docstrings, held_out, workers)

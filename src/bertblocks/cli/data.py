@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
+from bertblocks.cli.corpus import (
+    Column,
+    Dataset,
+    Docstrings,
+    Files,
+    OnePer,
+    Read,
+    Split,
+    Stream,
+    Workers,
+    choose_corpus,
+)
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
@@ -27,6 +38,7 @@ def prepare(
     files: Files = None,
     tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer, or a hub id.", show_default=False)] = ...,  # type: ignore[assignment]
     dataset: Dataset = None,
+    stream: Stream = False,
     docstrings: Docstrings = False,
     column: Column = "text",
     split: Split = "train",
@@ -38,6 +50,15 @@ def prepare(
     max_bad_share: Annotated[
         float, typer.Option(min=0, max=1, help="The largest acceptable share of bad records.")
     ] = 0.01,
+    dedup: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Remove texts with this Jaccard similarity to an earlier one, in sequences of 5 words; 0.8 is common.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Workers = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace tokens of another corpus or tokenizer in the folder.")
@@ -47,7 +68,8 @@ def prepare(
     """Tokenize a corpus into memory-mapped Arrow files. Repeating the command resumes an interrupted run."""
     from bertblocks.core.console import progress_bar
     from bertblocks.data import prepare as preparation
-    from bertblocks.data.prepare import DOCSTRINGS
+    from bertblocks.data.duplicates import remove_duplicates
+    from bertblocks.data.prepare import DOCSTRINGS, DUPLICATES
     from bertblocks.text.tokenizers import load_fast_tokenizer
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -57,7 +79,9 @@ def prepare(
             loaded = load_fast_tokenizer(tokenizer)
             preparation.read_plan(target)  # raises before docstrings are written into a folder with other contents
             cache = target / DOCSTRINGS if docstrings else None
-            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers, read)
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers, read, stream)
+            if dedup is not None:
+                corpus = remove_duplicates(corpus, target / DUPLICATES, dedup, workers)
             store = preparation.prepare(
                 corpus,
                 loaded,
@@ -69,12 +93,13 @@ def prepare(
             )
         except (OSError, ValueError) as error:
             fail(error)
+    counts = store.counts | ({} if dedup is None else {"duplicates": store.counts.get("duplicates", 0)})
     for problem in store.bad_records:
         echo(f"bertblocks: bad record: {problem}", err=True)
     if as_json:
-        print_json({"folder": str(target), **store.counts, "named_bad_records": store.bad_records})
+        print_json({"folder": str(target), **counts, "named_bad_records": store.bad_records})
         return
     table = make_table(["count", "number"])
-    for name, count in store.counts.items():
+    for name, count in counts.items():
         table.add_row(name.replace("_", " "), f"{count:,}")
     print_table(make_console(), str(target), table)

@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertblocks.cli.corpus import Column, Dataset, Docstrings, Files, OnePer, Read, Split, Workers, choose_corpus
+from bertblocks.cli.corpus import (
+    Column,
+    Dataset,
+    Docstrings,
+    Files,
+    OnePer,
+    Read,
+    Split,
+    Stream,
+    Workers,
+    choose_corpus,
+)
 from bertblocks.cli.output import echo
 from bertblocks.cli.source import fail
 
@@ -25,6 +36,7 @@ def train(
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write. It must be new or empty.")],
     files: Files = None,
     dataset: Dataset = None,
+    stream: Stream = False,
     docstrings: Docstrings = False,
     kind: Annotated[
         Literal["wordpiece", "bpe"], typer.Option(help="WordPiece as in BERT's uncased models, or byte-level BPE.")
@@ -47,7 +59,7 @@ def train(
     with TemporaryDirectory() as folder:
         cache = Path(folder, "docstrings.jsonl") if docstrings else None
         try:
-            corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers, read)
+            corpus = choose_corpus(files, dataset, cache, column, split, one_per, 0.0, workers, read, stream)
             require_new_folder(target)
             tokenizer = train_tokenizer(kind, vocab_size, corpus.sample(max_megabytes * 10**6))
             with atomic_folder(target) as scratch:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 #: The name on PyPI and the extra of BertBlocks for each optional package.
 EXTRAS = {
     "datasets": ("datasets", "training"),
+    "datasketch": ("datasketch", "dedup"),
     "peft": ("peft", "peft"),
     "pyarrow": ("pyarrow", "training"),
     "scipy": ("scipy", "training"),

@@ -15,7 +15,7 @@ from typing import Any
 from bertblocks.core.registry import nearest
 from bertblocks.data.hashing import combine, uniform
 from bertblocks.text.files import find_files, format_by_name, unknown_ending
-from bertblocks.text.hub_datasets import load_dataset
+from bertblocks.text.hub_datasets import dataset_errors, is_saved_dataset, load_dataset, stream_dataset
 from bertblocks.text.readers import TextUnit, cut, open_records
 from bertblocks.text.records import BadRecord, DataError, Location, ReadOptions, Record, Slice, find_key, get_value
 
@@ -37,25 +37,34 @@ class Document:
     held_out: bool = False
 
 
+@dataclass(frozen=True)
+class Duplicate:
+    """A document that is left out because it is nearly the same as an earlier one."""
+
+
 @dataclass
 class RecordCounts:
-    """How many records are good and bad, and which the first bad ones are."""
+    """How many records are good, bad and duplicates, and which the first bad ones are."""
 
     good: int = 0
     bad: int = 0
     named: list[str] = field(default_factory=list)
+    duplicates: int = 0
 
     def add(self, other: RecordCounts) -> None:
         self.good += other.good
         self.bad += other.bad
+        self.duplicates += other.duplicates
         self.named = (self.named + other.named)[:NAMED]
 
-    def count(self, records: Iterable[Document | BadRecord]) -> Iterator[Document]:
+    def count(self, records: Iterable[Document | BadRecord | Duplicate]) -> Iterator[Document]:
         """Yields the documents and counts all records."""
         for record in records:
             if isinstance(record, Document):
                 self.good += 1
                 yield record
+            elif isinstance(record, Duplicate):
+                self.duplicates += 1
             else:
                 self.bad += record.records
                 if len(self.named) < NAMED:
@@ -98,7 +107,7 @@ class Corpus(ABC):
     def describe(self) -> Any:
         """A JSON value that changes when the documents may have changed."""
 
-    def read(self, shard: Any) -> Iterator[Document | BadRecord]:
+    def read(self, shard: Any) -> Iterator[Document | BadRecord | Duplicate]:
         """The documents of a shard and its bad records, in order."""
         for record in self.records(shard):
             yield record if isinstance(record, BadRecord) else self._document(record)
@@ -259,3 +268,64 @@ class DatasetCorpus(Corpus):
             "column": self.column,
             "held_out": self.held_out_column or self.held_out,
         }
+
+
+@dataclass(frozen=True)
+class StreamedCorpus(Corpus):
+    """A dataset that is read over the network as it is needed. Each file of the dataset is a shard."""
+
+    name: str
+    split: str = "train"
+    column: str = "text"
+    held_out: float = 0.0
+    held_out_column: str | None = None
+
+    def shards(self) -> list[int]:
+        dataset, _ = stream_dataset(self.name, self.split)
+        return list(range(dataset.num_shards))
+
+    def records(self, shard: int) -> Iterator[Record | BadRecord]:
+        dataset, _ = stream_dataset(self.name, self.split)
+        with dataset_errors(self.name):
+            for number, row in enumerate(dataset.shard(dataset.num_shards, shard), start=1):
+                yield Record(Location(f"{self.name} file {shard + 1}", "row", number), row)
+
+    def name_source(self) -> str:
+        return f"The dataset {self.name}"
+
+    def describe(self) -> Any:
+        return {
+            "stream": stream_dataset(self.name, self.split)[1],
+            "column": self.column,
+            "held_out": self.held_out_column or self.held_out,
+        }
+
+
+def dataset_corpus(name: str, split: str, column: str, held_out: float, is_streamed: bool) -> Corpus:
+    """A dataset, downloaded or streamed. A folder that `datasets` saved is on this machine already."""
+    kind = StreamedCorpus if is_streamed and not is_saved_dataset(name.split(":")[0]) else DatasetCorpus
+    return kind(name, split, column, held_out)
+
+
+@dataclass(frozen=True)
+class CorpusPart(Corpus):
+    """Some shards of a corpus, by their numbers."""
+
+    whole: Corpus
+    numbers: tuple[int, ...]
+
+    def shards(self) -> list[Any]:
+        shards = self.whole.shards()
+        return [shards[number] for number in self.numbers]
+
+    def records(self, shard: Any) -> Iterator[Record | BadRecord]:
+        return self.whole.records(shard)
+
+    def read(self, shard: Any) -> Iterator[Document | BadRecord | Duplicate]:
+        return self.whole.read(shard)
+
+    def name_source(self) -> str:
+        return self.whole.name_source()
+
+    def describe(self) -> Any:
+        return {"whole": self.whole.describe(), "shards": self.numbers}

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: How many documents are tokenized together and share a batch of an Arrow file.
 BATCH = 2000
-PLAN, TOKENIZER, DOCSTRINGS = "plan.json", "tokenizer.json", "docstrings.jsonl"
+PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+#: What `bertblocks data prepare` may write into a folder before its tokens.
+DOCSTRINGS, DUPLICATES = "docstrings.jsonl", "duplicates.json"
 
 #: Called with the number of finished shards and of all shards.
 OnShard = Callable[[int, int], None]
@@ -45,18 +47,20 @@ def prepare(
     max_bad_share: float = 0.01,
     on_shard: OnShard = lambda done, total: None,
     overwrite: bool = False,
+    wait: bool = False,
 ) -> TokenStore:
     """Tokenizes a corpus into a folder, or opens the folder if it has the tokens of this corpus and tokenizer.
 
-    Finished shards of an interrupted call are kept. `overwrite` replaces those of another corpus or tokenizer. Raises
-    `DataError` if more than `max_bad_share` of the records cannot be used.
+    Finished shards of an interrupted call are kept. `overwrite` replaces those of another corpus or tokenizer. With
+    `wait`, several processes may call it: one works while the others wait for it. Raises `DataError` if more than
+    `max_bad_share` of the records cannot be used.
     """
     folder = Path(folder)
     backend = describe_tokenizer(tokenizer)
     described = json.dumps([FORMAT, corpus.describe(), backend], sort_keys=True)
     fingerprint = blake2b(described.encode(), digest_size=16).hexdigest()
     shards = corpus.shards()
-    with _locked(folder):
+    with _locked(folder, wait):
         claim_folder(folder, fingerprint, overwrite)
         if not (folder / PLAN).is_file():
             write_json(folder / PLAN, {"fingerprint": fingerprint, "shards": len(shards)})
@@ -76,10 +80,10 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
     """Keeps other processes from writing into a folder."""
     try:
-        descriptor = lock_folder(folder)
+        descriptor = lock_folder(folder, wait)
     except BlockingIOError as error:
         raise DataError(f"Another process is writing tokens to {folder}; wait until it ends.") from error
     try:
@@ -182,7 +186,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     if isinstance(plan.get("fingerprint"), str) and isinstance(plan.get("shards"), int):
         return plan
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    if foreign := sorted(name for name in names if name != DOCSTRINGS and not name.endswith(PARTIAL)):
+    if foreign := sorted(name for name in names if name not in (DOCSTRINGS, DUPLICATES) and not name.endswith(PARTIAL)):
         raise DataError(f"{folder} has other contents ({foreign[0]}); choose another folder.")
     return None
 
@@ -222,9 +226,10 @@ def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
             raise DataError(f"{_marker(folder, number)} is damaged; delete it and run the command again.") from error
         if "crc32" in marker:
             checksums[_arrow(folder, number).name] = marker["crc32"]
+    duplicates = {"duplicates": records.duplicates} if records.duplicates else {}
     return {
         "fingerprint": fingerprint,
-        "counts": {"documents": records.good, "bad_records": records.bad, **counts},
+        "counts": {"documents": records.good, "bad_records": records.bad, **duplicates, **counts},
         "bad_records": records.named,
         "shards": [_arrow(folder, number).name for number in range(shards)],
         "checksums": checksums,

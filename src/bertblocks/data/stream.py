@@ -1,47 +1,37 @@
 """An endless stream of packed rows with random access, so that resuming is exact and takes constant time.
 
-Documents are cut into chunks, never truncated. Each epoch of a source visits its chunks in a new order, given by a
-keyed permutation. A *pool* takes the next chunks of every source and packs them into rows by best fit. All of it is a
-function of (seed, phase, pool), so a checkpoint only stores a `Position`.
+Documents are cut into chunks, never truncated, and `data/chunks.py` orders the chunks of each source. A *pool* takes
+the next chunks of every source and packs them into rows by best fit. All of it is a function of (seed, phase, pool) and
+of how far each streamed source has come, so a checkpoint only stores a `Position`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertblocks.data.hashing import UInt64, combine, draw, permute
+from bertblocks.data.chunks import (
+    ChunkIndex,
+    ChunkSizes,
+    Cursor,
+    Documents,
+    StreamSource,
+    get_index,
+    get_order,
+)
+from bertblocks.data.hashing import combine, permute
 from bertblocks.data.packing import best_fit
+from bertblocks.data.parts import TokenParts
 
 #: How many rows are packed together. A larger pool packs tighter and takes longer to pack again on resume.
 POOL_ROWS = 1024
+#: With grades of length, a pool is at most this share of a grade.
+POOLS_PER_GRADE = 2
 #: Chunks per pool are fixed-point numbers with this many fractional bits, so shares are exact in the long run.
 FRACTION_BITS = 32
-
-
-class Documents(Protocol):
-    """Tokenized documents without special tokens, such as a `TokenStore`."""
-
-    @property
-    def lengths(self) -> NDArray: ...
-
-    def __getitem__(self, index: int) -> NDArray[np.int32]: ...
-
-
-@dataclass(frozen=True)
-class StreamSource:
-    """Documents, their weight in the mixture of sources, and the minimum length of a document.
-
-    Weights are shares of tokens, relative to those of the other sources.
-    """
-
-    documents: Documents
-    weight: float = 1.0
-    min_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,46 +54,21 @@ Row = list[DocumentChunk]
 
 @dataclass(frozen=True)
 class Position:
-    """The pool of the next row, and its number in the pool."""
+    """The pool of the next row, its number in the pool, and where the pool starts in each streamed source."""
 
     pool: int = 0
     row: int = 0
-
-
-class _ChunkIndex:
-    """Finds the chunks of a source by arithmetic on the lengths of its documents.
-
-    A document is cut into chunks of a number of tokens that is drawn for it with `key`, from `least` to `capacity`.
-    """
-
-    def __init__(self, source: StreamSource, capacity: int, name: str, least: int, key: UInt64) -> None:
-        lengths = np.asarray(source.documents.lengths)
-        self.documents = source.documents
-        self.chosen = np.flatnonzero(lengths >= max(source.min_tokens, 1))
-        if not len(self.chosen):
-            raise ValueError(
-                f"{name} has no document of at least {max(source.min_tokens, 1)} tokens; lower min_tokens or add texts."
-            )
-        self.lengths = lengths[self.chosen].astype(np.int64)
-        self.capacities: NDArray = np.broadcast_to(np.int64(capacity), self.lengths.shape)
-        if least < capacity:
-            self.capacities = least + (draw(key, self.chosen) % np.uint64(capacity - least + 1)).astype(np.int64)
-        self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // self.capacities))])
-        self.count = int(self.first[-1])
-        self.tokens = int(self.lengths.sum())
-
-    def spans(self, chunks: NDArray[np.int64]) -> tuple[NDArray, NDArray, NDArray]:
-        """The document of each chunk, its start in the document, and its number of tokens."""
-        rank = np.searchsorted(self.first, chunks, side="right") - 1
-        start = (chunks - self.first[rank]) * self.capacities[rank]
-        return self.chosen[rank], start, np.minimum(self.lengths[rank] - start, self.capacities[rank])
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Pool:
     """The chunks of a pool, and the rows that they are packed into."""
 
-    chunks: list[list[int]]  # of each: source, epoch, index, document, start in the document, tokens
+    number: int
+    cursors: Mapping[str, Cursor]
+    next_cursors: Mapping[str, Cursor]
+    chunks: list[list[int]]  # of each: source, and the columns of `ChunkOrder.take`
     rows: list[list[int]]
     stream_indices: list[int]  # of the first chunk of each row
 
@@ -133,65 +98,80 @@ class PackedStream:
         phase: int = 0,
         pool_rows: int = POOL_ROWS,
         min_length: int | None = None,
+        grades: int = 1,
+        total_rows: int = 0,
     ) -> None:
+        """With more than one of `grades`, documents come from short to long over `total_rows` rows."""
         if length <= overhead:
             raise ValueError(f"length is {length}; with {overhead} special tokens it must be at least {overhead + 1}.")
         self.length, self.overhead, self.seed, self.phase = length, overhead, seed, phase
         least = length if min_length is None else min_length
         if not overhead < least <= length:
             raise ValueError(f"min_length is {min_length}; it must be from {overhead + 1} to length, {length}.")
+        if grades > 1:
+            pool_rows = max(min(pool_rows, total_rows // (POOLS_PER_GRADE * grades)), 1)
+        self.streamed = {
+            number: source.documents.name
+            for number, source in enumerate(sources)
+            if isinstance(source.documents, TokenParts)
+        }
         self.sources = [
-            _ChunkIndex(
+            get_index(
                 source,
-                length - overhead,
+                ChunkSizes(length - overhead, least - overhead, ("lengths", seed, phase, number)),
                 f"Source {number}",
-                least - overhead,
-                combine("lengths", seed, phase, number),
             )
             for number, source in enumerate(sources)
         ]
         self._rates = _chunks_per_pool(self.sources, sources, pool_rows * length, overhead)
-        self._pool_number = -1
+        self.orders = [
+            get_order(source, index, grades, _start(rate, total_rows // pool_rows), (seed, phase, number))
+            for number, (source, index, rate) in enumerate(zip(sources, self.sources, self._rates, strict=True))
+        ]
         self._pool: _Pool | None = None
 
     def take(self, position: Position, count: int) -> tuple[list[Row], Position]:
         """The next `count` rows, and the position after them."""
         rows: list[Row] = []
-        number, row = position.pool, position.row
+        start = {name: position.cursors.get(name, (0, 0)) for name in self.streamed.values()}
+        position = replace(position, cursors={**position.cursors, **start})
         while len(rows) < count:
-            pool = self._get_pool(number)
-            end = min(row + count - len(rows), len(pool.rows))
-            rows.extend(self._read(pool, index) for index in range(row, end))
-            number, row = (number + 1, 0) if end == len(pool.rows) else (number, end)
-        return rows, Position(number, row)
+            pool = self._get_pool(position)
+            end = min(position.row + count - len(rows), len(pool.rows))
+            rows.extend(self._read(pool, index) for index in range(position.row, end))
+            is_used = end == len(pool.rows)
+            position = Position(pool.number + 1, 0, pool.next_cursors) if is_used else replace(position, row=end)
+        return rows, position
 
-    def _get_pool(self, number: int) -> _Pool:
-        if self._pool is None or self._pool_number != number:
-            self._pool, self._pool_number = self._pack(number), number
-        return self._pool
+    def _get_pool(self, position: Position) -> _Pool:
+        pool = self._pool
+        if pool is None or (pool.number, pool.cursors) != (position.pool, position.cursors):
+            pool = self._pool = self._pack(position.pool, position.cursors)
+        return pool
 
-    def _pack(self, pool: int) -> _Pool:
-        parts: list[tuple[NDArray, ...]] = []
-        for number, (source, rate) in enumerate(zip(self.sources, self._rates, strict=True)):
-            indices = np.arange(_start(rate, pool), _start(rate, pool + 1))
-            epoch, rank = np.divmod(indices, source.count)
-            # the key "pieces" is part of the order of existing runs
-            chunk = permute(rank, source.count, combine("pieces", self.seed, self.phase, number, epoch))
-            parts.append((np.full_like(chunk, number), epoch, chunk, *source.spans(chunk)))
-        chunks = np.concatenate([np.stack(part, axis=1) for part in parts])
+    def _pack(self, pool: int, cursors: Mapping[str, Cursor]) -> _Pool:
+        parts: list[NDArray[np.int64]] = []
+        following = dict(cursors)
+        for number, (order, rate) in enumerate(zip(self.orders, self._rates, strict=True)):
+            name = self.streamed.get(number, "")
+            taken, cursor = order.take(_start(rate, pool), _start(rate, pool + 1), cursors.get(name, (0, 0)))
+            parts.append(np.insert(taken, 0, number, axis=1))
+            if name:
+                following[name] = cursor
+        chunks = np.concatenate(parts)
         packed = best_fit(chunks[:, -1] + self.overhead, self.length)
         # best fit puts long chunks first: rows are shuffled so that every batch has short and long ones
-        order = permute(np.arange(len(packed)), len(packed), combine("rows", self.seed, self.phase, pool))
-        rows = [packed[number] for number in order.tolist()]
+        shuffled = permute(np.arange(len(packed)), len(packed), combine("rows", self.seed, self.phase, pool))
+        rows = [packed[number] for number in shuffled.tolist()]
         before = sum(_start(rate, pool) for rate in self._rates)
         stream_indices = before + np.cumsum([0, *map(len, rows[:-1])])
-        return _Pool(chunks.tolist(), rows, stream_indices.tolist())
+        return _Pool(pool, cursors, following, chunks.tolist(), rows, stream_indices.tolist())
 
     def _read(self, pool: _Pool, row: int) -> Row:
         chunks = []
         for stream_index, chunk in enumerate(pool.rows[row], start=pool.stream_indices[row]):
-            source, epoch, index, document, start, size = pool.chunks[chunk]
-            ids = self.sources[source].documents[document][start : start + size]
+            source, epoch, index, part, document, start, size = pool.chunks[chunk]
+            ids = self.orders[source].read(part, document)[start : start + size]
             chunks.append(DocumentChunk(ids, source, index, epoch, stream_index))
         return chunks
 
@@ -225,7 +205,7 @@ def cut_chunks(documents: Sequence[DocumentChunk], capacity: int) -> Row:
 
 
 def _chunks_per_pool(
-    indices: list[_ChunkIndex], sources: Sequence[StreamSource], slots: int, overhead: int
+    indices: list[ChunkIndex], sources: Sequence[StreamSource], slots: int, overhead: int
 ) -> list[int]:
     """The chunks of each source in a pool, in fixed point: weights are shares of tokens, and a pool fills `slots`."""
     for number, source in enumerate(sources):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.core.settings import RecipeError
 from bertblocks.core.storage import atomic_folder, read_json
-from bertblocks.data.corpus import Corpus, DatasetCorpus, FileCorpus
+from bertblocks.data.corpus import Corpus, CorpusPart, FileCorpus, dataset_corpus
 from bertblocks.data.docstrings import docstring_corpus
-from bertblocks.data.prepare import TOKENIZER, describe_tokenizer, prepare
+from bertblocks.data.duplicates import DistinctCorpus, remove_duplicates
+from bertblocks.data.parts import PartOrder, TokenParts
+from bertblocks.data.prepare import DUPLICATES, TOKENIZER, describe_tokenizer, prepare
 from bertblocks.data.tokens import INFO, TokenStore, TokenSubset
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
 from bertblocks.text.tokenizers import load_fast_tokenizer, save_tokenizer
@@ -31,17 +33,26 @@ USAGE_KEYS = {"name", "weight", "min_tokens"}
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
-    """The token ids of a run: the training part of each source, and the held-out parts."""
+    """The token ids of a run: the training texts of each source, and the held-out texts.
+
+    Of a streamed source, `train` has the first part, and `streamed` all parts.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     train: dict[str, TokenSubset]
     held_out: list[TokenSubset]
+    streamed: dict[str, TokenParts]
+
+    @property
+    def sources(self) -> dict[str, TokenSubset | TokenParts]:
+        return {**self.train, **self.streamed}
 
     @property
     def counts(self) -> dict[str, int]:
         """Totals over all token stores."""
-        stores = {id(subset.store): subset.store for subset in self.train.values()}.values()
-        return {key: sum(store.counts[key] for store in stores) for key in next(iter(stores)).counts}
+        stores = list({id(subset.store): subset.store for subset in self.train.values()}.values())
+        keys = dict.fromkeys(key for store in stores for key in store.counts)
+        return {key: sum(store.counts.get(key, 0) for store in stores) for key in keys}
 
 
 def prepare_corpus(recipe: Recipe, world: World, progress: Progress) -> TokenizedCorpus:
@@ -50,13 +61,22 @@ def prepare_corpus(recipe: Recipe, world: World, progress: Progress) -> Tokenize
     world.run_on_main(lambda: _prepare(recipe, folder, progress))
     tokenizer = load_fast_tokenizer(folder / "tokenizer")
     sources = recipe.corpus.sources
+    streamed = {source.name: _open_parts(recipe, source, tokenizer, folder) for source in sources if source.stream}
     stores = {source.name: TokenStore(_token_folder(recipe, source, folder)) for source in sources}
     parts = {name: store.split() for name, store in stores.items()}
     distinct = {_owner_name(recipe, source): parts[source.name][1] for source in sources}
     held_out = [subset for subset in distinct.values() if len(subset)]
     if not held_out:
         raise RecipeError("No texts are held out for evaluation; raise corpus.held_out or provide more texts.")
-    return TokenizedCorpus(tokenizer, {name: train for name, (train, _) in parts.items()}, held_out)
+    return TokenizedCorpus(tokenizer, {name: train for name, (train, _) in parts.items()}, held_out, streamed)
+
+
+def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedTokenizerFast, folder: Path) -> TokenParts:
+    assert source.stream is not None
+    settings = recipe.corpus
+    corpus = get_corpus(source, folder, settings.held_out)
+    target = _token_folder(recipe, source, folder)
+    return TokenParts(source.name, corpus, tokenizer, target, source.stream, recipe.run.seed, settings.max_bad_share)
 
 
 def _token_folder(recipe: Recipe, source: CorpusSource, folder: Path) -> Path:
@@ -78,7 +98,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
         if owner not in corpora and not source.tokens:
             if source.builtin and not (folder / "docstrings.jsonl").is_file():
                 progress.print("Collecting the docstrings of Python and the installed packages.")
-            corpora[owner] = get_corpus(source, folder, settings.held_out, workers)
+            corpora[owner] = _first_texts(recipe, source, folder)
     tokenizer = _get_tokenizer(recipe, named, list(corpora.values()), folder / "tokenizer", progress)
     for source in settings.sources:
         if source.tokens:
@@ -86,12 +106,30 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     for name, corpus in corpora.items():
         store = prepare(corpus, tokenizer, folder / name, workers, settings.max_bad_share, overwrite=True)
         counts = store.counts
+        part = " (first part)" if isinstance(corpus, CorpusPart) else ""
         progress.print(
-            f"Corpus {name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens ("
-            f"{counts['held_out_tokens']:,} held out), {counts['bad_records']:,} bad records."
+            f"Corpus {name}{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens ("
+            f"{counts['held_out_tokens']:,} held out), {counts['bad_records']:,} bad records"
+            + (
+                f", {counts.get('duplicates', 0):,} near-duplicates removed."
+                if isinstance(corpus, DistinctCorpus)
+                else "."
+            )
         )
         for problem in store.bad_records:
             progress.print(f"  {problem}")
+
+
+def _first_texts(recipe: Recipe, source: CorpusSource, folder: Path) -> Corpus:
+    """The texts of a source that are tokenized before training starts: all of them, or the first part of a stream."""
+    workers = recipe.corpus.workers or None
+    corpus = get_corpus(source, folder, recipe.corpus.held_out, workers)
+    if source.dedup:
+        return remove_duplicates(corpus, folder / f"{source.name}-{DUPLICATES}", source.dedup, workers)
+    if source.stream:
+        order = PartOrder(len(corpus.shards()), source.stream, recipe.run.seed)
+        return CorpusPart(corpus, order.shards_of(0))
+    return corpus
 
 
 def _check_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -104,6 +142,8 @@ def _check_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 def _owner_name(recipe: Recipe, source: CorpusSource) -> str:
     """The name of the first source with the same texts, whose token folder this source shares."""
+    if source.stream:
+        return source.name  # each streamed source advances by itself
     origin = source.model_dump(exclude=USAGE_KEYS)
     return next(other.name for other in recipe.corpus.sources if other.model_dump(exclude=USAGE_KEYS) == origin)
 
@@ -113,7 +153,7 @@ def get_corpus(source: CorpusSource, folder: Path, held_out: float, workers: int
     if source.files:
         return FileCorpus(tuple(source.files), source.column, source.one_per, held_out)
     if source.dataset:
-        return DatasetCorpus(source.dataset, source.split, source.column, held_out)
+        return dataset_corpus(source.dataset, source.split, source.column, held_out, is_streamed=bool(source.stream))
     return docstring_corpus(folder / "docstrings.jsonl", held_out, workers)
 
 

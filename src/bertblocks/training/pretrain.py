@@ -124,7 +124,7 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
         recipe.run.evaluation.tokens,
         SentenceOrder(vocabulary, token_types=model.config.type_vocab_size >= 2) if is_ordered else None,
     )
-    task = PretrainingTask(plan, corpus.train, objectives, held_out)
+    task = PretrainingTask(plan, corpus.sources, objectives, held_out)
     for line in implied_keys(recipe, model.config):
         progress.print(line)
     progress.print(

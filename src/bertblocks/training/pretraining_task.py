@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.data.stream import Documents, PackedStream, Position, Row, StreamSource
+from bertblocks.data.parts import TokenParts
+from bertblocks.data.stream import Cursor, Documents, PackedStream, Position, Row, StreamSource
 from bertblocks.objectives import Objective
 from bertblocks.training.held_out import HeldOutEvaluator
 from bertblocks.training.sections import Corpus
@@ -24,7 +24,7 @@ class PretrainingTask(TrainingTask):
     def __init__(
         self,
         plan: TrainingPlan,
-        sources: Mapping[str, Documents],
+        sources: Mapping[str, Documents | TokenParts],
         objectives: Sequence[Objective],
         held_out: HeldOutEvaluator | None = None,
     ) -> None:
@@ -49,20 +49,27 @@ class PretrainingTask(TrainingTask):
                 self.seed,
                 phase.index,
                 min_length=phase.min_length,
+                grades=phase.curriculum or 1,
+                total_rows=phase.batches.total // phase.length,
             )
             for phase, objective in zip(plan.phases, objectives, strict=True)
         ]
+        self.streamed = {name: source for name, source in sources.items() if isinstance(source, TokenParts)}
+        self._cursors: dict[int, Mapping[str, Cursor]] = {}  # where the streamed sources are before each step
 
     def initial_position(self) -> dict[str, Any]:
-        return {"phase": 0, **asdict(Position())}
+        return _record(0, Position())
 
     def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Row], dict[str, Any]]:
         planned = self.plan.at(step)
         phase = planned.phase.index
-        # every phase starts its own stream
-        start = Position(position["pool"], position["row"]) if position["phase"] == phase else Position()
+        cursors = {name: tuple(cursor) for name, cursor in position.get("cursors", {}).items()}
+        start = Position(position["pool"], position["row"], cursors)
+        if position["phase"] != phase:  # every phase starts its own stream, and streamed sources with their next part
+            start = Position(cursors={name: (part + 1, 0) for name, (part, _) in cursors.items()})
         rows, following = self.streams[phase].take(start, planned.rows)
-        return rows, {"phase": phase, **asdict(following)}
+        self._cursors[step] = start.cursors
+        return rows, _record(phase, following)
 
     def collate(self, step: int, items: Sequence[Row]) -> FlatBatch:
         planned = self.plan.at(step)
@@ -80,6 +87,9 @@ class PretrainingTask(TrainingTask):
         return max(self.micro_batch_tokens // self.plan.at(step).phase.length, 1)
 
     def before_step(self, model: Any, step: int) -> None:
+        # another process may still be in the step before this one
+        for name, (part, _) in self._cursors.pop(step - 1, {}).items():
+            self.streamed[name].delete_before(part)
         planned = self.plan.at(step)
         phase, theta = planned.phase, planned.rope_theta
         self.objective = self.objectives[phase.index]
@@ -99,9 +109,15 @@ class PretrainingTask(TrainingTask):
         return {} if self.held_out is None else self.held_out.evaluate(model)
 
 
-def _size_factor(documents: Documents, min_tokens: int, corpus: Corpus) -> float:
+def _record(phase: int, position: Position) -> dict[str, Any]:
+    """A position as JSON values."""
+    values = {"phase": phase, "pool": position.pool, "row": position.row}
+    return values | ({"cursors": dict(position.cursors)} if position.cursors else {})
+
+
+def _size_factor(documents: Documents | TokenParts, min_tokens: int, corpus: Corpus) -> float:
     """The factor on a weight that follows from the size (Conneau et al., 2020, with alpha = 1 / temperature)."""
-    if corpus.temperature is None:
+    if corpus.temperature is None or isinstance(documents, TokenParts):
         return 1.0
     lengths = np.asarray(documents.lengths)
     return float(lengths[lengths >= min_tokens].sum()) ** (1 / corpus.temperature)

@@ -53,7 +53,13 @@ class Recipe(Section):
         if "causal" in self.model.config:
             raise ValueError("model.config.causal follows from the objective of each phase; remove it")
         names, objective = [source.name for source in self.corpus.sources], self.objective
+        streamed = [source.name for source in self.corpus.sources if source.stream]
         for index, phase in enumerate(self.phases):
+            if phase.curriculum and streamed:
+                raise ValueError(
+                    f"phases.{index}.curriculum needs the lengths of all texts, but source {streamed[0]!r} is "
+                    "streamed; remove curriculum or stream"
+                )
             for name in phase.mixture or ():
                 if name not in names:
                     raise ValueError(

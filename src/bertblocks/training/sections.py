@@ -49,6 +49,9 @@ class Tokenizer(Section):
         return self
 
 
+Threshold = Annotated[float, Field(gt=0, le=1)]
+
+
 class CorpusSource(Section):
     """A source of texts: exactly one of `files`, `dataset`, `builtin` and `tokens`."""
 
@@ -68,6 +71,12 @@ class CorpusSource(Section):
     """What counts as a document in a .txt file. Blank lines separate paragraphs."""
     split: str = "train"
     """The split of a dataset."""
+    stream: Count | None = None
+    """Streams the source: this many of its shards (files of a dataset, 64 MB of files) are read and tokenized at a
+    time, while the model trains, and deleted after use. None: all texts are tokenized before training starts."""
+    dedup: Threshold | None = None
+    """Removes near-duplicates, texts whose 5-word sequences have at least this Jaccard similarity with those of an
+    earlier text. 0.8 is common."""
     weight: Positive = 1.0
     """The share of tokens drawn from this source, relative to the other sources."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -79,6 +88,16 @@ class CorpusSource(Section):
         given = [key for key in origins if getattr(self, key)]
         if len(given) != 1:
             raise ValueError(f"has {' and '.join(given) or 'no origin'}; set exactly one of {', '.join(origins)}")
+        if self.stream and (self.builtin or self.tokens):
+            raise ValueError("has stream, which works with files and dataset only; remove it")
+        if self.dedup and self.tokens:
+            raise ValueError(
+                "has dedup, but its texts are tokenized already; pass --dedup to `bertblocks data prepare`"
+            )
+        if self.stream and self.dedup:
+            raise ValueError(
+                "has stream and dedup, which must see all texts before training starts; remove one of them"
+            )
         return self
 
 
@@ -104,6 +123,15 @@ class Corpus(Section):
         if "tokenizer" in names:
             raise ValueError("has the name 'tokenizer', which is reserved for the run's tokenizer; choose another name")
         return sources
+
+    @model_validator(mode="after")
+    def _sizes_are_known(self) -> Corpus:
+        streamed = [source.name for source in self.sources if source.stream]
+        if streamed and self.temperature is not None:
+            raise ValueError(
+                f"has a temperature, but the size of the streamed source {streamed[0]!r} is unknown; set weights"
+            )
+        return self
 
 
 class BatchWarmup(Section):
@@ -145,6 +173,9 @@ class Phase(Section):
     """Whether tokens see only earlier ones, from this phase on."""
     mixture: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Weights of sources by name, which override their own. Sources that are not listed are not used."""
+    curriculum: Annotated[int, Field(ge=2)] | None = None
+    """Visits documents from short to long over this phase, in this many grades of equal size, shuffled within each.
+    Applies to this phase only."""
     lr: Positive | None = None
     """A new peak learning rate."""
     schedule: Annotated[ScheduleSection, SCHEDULES] | None = None

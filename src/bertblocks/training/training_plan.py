@@ -69,6 +69,7 @@ class PhasePlan:
     rope_theta: float | ThetaSchedule | None
     causal: bool | None
     mixture: dict[str, float]
+    curriculum: int | None
     peak: float
     schedule: ScheduleSection | None
     first_step: int
@@ -202,6 +203,7 @@ def _resolve(recipe: Recipe) -> list[PhasePlan]:
                 rope_theta=theta,
                 causal=causal,
                 mixture=mixture,
+                curriculum=phase.curriculum,
                 peak=peak,
                 schedule=phase.schedule,
                 first_step=step,
