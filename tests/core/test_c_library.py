@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bertblocks.core.c_library import DIGEST_BYTES, CompileError, compiled_library, find_compilers
+from bertblocks.core.c_library import DIGEST_BYTES, CompileError, _version, compiled_library, find_compilers
 
 pytestmark = pytest.mark.skipif(not find_compilers(), reason="no C compiler")
 OPTIONS = ["-shared", "-fPIC"]
@@ -222,3 +222,19 @@ def test_without_a_compiler(source: Path, cache: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(CompileError, match="no C compiler"), compiled_library(source, OPTIONS):
         pass
+
+
+def test_a_cached_library_asks_only_the_compiler_that_made_it(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, run = find_compilers()[0], subprocess.run
+    load(source)
+    commands: list[list[str]] = []
+    monkeypatch.setattr("bertblocks.core.c_library.find_compilers", lambda: [compiler, ["another-compiler"]])
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: commands.append(command) or run(command, **options)
+    )
+    _version.cache_clear()
+    with compiled_library(source, OPTIONS):
+        pass
+    assert commands == [[*compiler, "--version"]]

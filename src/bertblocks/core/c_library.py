@@ -8,6 +8,7 @@ ignores these last bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shlex
@@ -30,16 +31,15 @@ class CompileError(RuntimeError):
 @contextlib.contextmanager
 def compiled_library(source: Path, options: Sequence[str]) -> Iterator[Path]:
     """The path of the library, which is valid inside the block; it is compiled unless an intact copy is cached."""
-    names = {f"{source.stem}-{_key(source, compiler, options)}.so": compiler for compiler in find_compilers()}
     for folder in _cache_folders():
         try:
-            path = _find_or_compile(source, options, names, folder)
+            path = _find_or_compile(source, options, folder)
         except OSError:  # a file system that is full, read-only, or does not lock
             continue
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="bertblocks-") as scratch:
-        yield _compile(source, options, names, Path(scratch))
+        yield _compile(source, options, Path(scratch))
 
 
 def find_compilers() -> list[list[str]]:
@@ -48,30 +48,36 @@ def find_compilers() -> list[list[str]]:
     return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
 
 
-def _key(source: Path, compiler: list[str], options: Sequence[str]) -> str:
-    """Everything that the library depends on, as part of its file name."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+def _name(source: Path, compiler: list[str], options: Sequence[str]) -> str:
+    """The file name of the library, which has a hash of everything that the library depends on."""
     command = " ".join([*compiler, *options]).encode()
-    return hashlib.sha256(b"\0".join([source.read_bytes(), version, command])).hexdigest()[:20]
+    content = b"\0".join([source.read_bytes(), _version(tuple(compiler)), command])
+    return f"{source.stem}-{hashlib.sha256(content).hexdigest()[:20]}.so"
 
 
-def _find_or_compile(source: Path, options: Sequence[str], names: dict[str, list[str]], folder: Path) -> Path:
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> bytes:
+    return subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+
+
+def _find_or_compile(source: Path, options: Sequence[str], folder: Path) -> Path:
     """Return the library from a cache folder. Of several processes one compiles, and the others wait."""
     lock = lock_folder(folder, wait=True)
     try:
-        for name in names:
-            if is_intact(folder / name):
-                return folder / name
+        for compiler in find_compilers():  # the first often suffices, and asking for a version takes time
+            path = folder / _name(source, compiler, options)
+            if is_intact(path):
+                return path
         remove_partial(folder)
-        return _compile(source, options, names, folder)
+        return _compile(source, options, folder)
     finally:
         os.close(lock)
 
 
-def _compile(source: Path, options: Sequence[str], names: dict[str, list[str]], folder: Path) -> Path:
+def _compile(source: Path, options: Sequence[str], folder: Path) -> Path:
     """Compile with the first compiler that succeeds."""
     reasons = []
-    for name, compiler in names.items():
+    for compiler in find_compilers():
         # the compiler's own temporary files go here too, so that a killed process leaves nothing elsewhere
         with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:
             library = Path(scratch, "library.so")
@@ -83,9 +89,10 @@ def _compile(source: Path, options: Sequence[str], names: dict[str, list[str]], 
             )
             if done.returncode == 0:
                 content = library.read_bytes()
-                with atomic_file(folder / name) as file:
+                path = folder / _name(source, compiler, options)
+                with atomic_file(path) as file:
                     file.write(content + hashlib.sha256(content).digest())
-                return folder / name
+                return path
         reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
     raise CompileError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
 
