@@ -231,9 +231,12 @@ def test_a_cached_library_asks_only_the_compiler_that_made_it(
     load(source)
     commands: list[list[str]] = []
     monkeypatch.setattr("bertblocks.core.c_library.find_compilers", lambda: [compiler, ["another-compiler"]])
-    monkeypatch.setattr(
-        subprocess, "run", lambda command, **options: commands.append(command) or run(command, **options)
-    )
+
+    def record(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", record)
     _version.cache_clear()
     with compiled_library(source, OPTIONS):
         pass
