@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,3 +202,132 @@ def test_timesteps_without_labels_and_a_batch_of_padding() -> None:
         make()(ids, timesteps=torch.tensor([0.5]))
     nothing = torch.zeros_like(ids)
     assert make()(ids, attention_mask=nothing, labels=ids, timesteps=torch.tensor([0.5])).loss == 0
+
+
+# ---------------------------------------------------------------------- a toy of known entropy
+
+#: A Markov chain over three words: the first word, and the next word after each.
+START = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+CHAIN = torch.tensor([[0.1, 0.7, 0.2], [0.6, 0.1, 0.3], [0.25, 0.25, 0.5]], dtype=torch.float64)
+FIRST_WORD, WORDS, LENGTH = 4, 3, 4
+TEXTS = torch.tensor(list(itertools.product(range(WORDS), repeat=LENGTH)))
+
+
+def text_probabilities() -> torch.Tensor:
+    """The probability of each of the 81 texts."""
+    steps = CHAIN[TEXTS[:, :-1], TEXTS[:, 1:]].prod(dim=1)
+    return START[TEXTS[:, 0]] * steps
+
+
+def conditionals(ids: torch.Tensor) -> torch.Tensor:
+    """The exact distribution of each word given the visible ones, as a sum over all texts: [texts, length, words]."""
+    visible = ids != MASK
+    agrees = ((TEXTS[None] + FIRST_WORD == ids[:, None]) | ~visible[:, None]).all(dim=2)
+    weights = agrees * text_probabilities()
+    chances = torch.stack([weights @ torch.eq(TEXTS, word).double() for word in range(WORDS)], dim=2)
+    return chances / weights.sum(dim=1)[:, None, None]
+
+
+def exact_model(monkeypatch: pytest.MonkeyPatch) -> BertBlocksForMaskedDiffusion:
+    """A model whose logits are the exact conditional distributions, in place of an encoder."""
+    model = make(vocab_size=FIRST_WORD + WORDS)
+
+    def encode(input_ids: Any, *arguments: Any, token_indices: Any = None, **options: Any) -> Any:
+        layout = model.model.layout(input_ids)
+        chances = torch.zeros(*input_ids.shape, FIRST_WORD + WORDS, dtype=torch.float64)
+        chances[..., FIRST_WORD:] = conditionals(input_ids)
+        hidden = chances.log().flatten(0, 1)
+        indices = None if token_indices is None else token_indices(layout)
+        return SimpleNamespace(
+            hidden=hidden if indices is None else hidden[indices],
+            layout=layout,
+            token_indices=indices,
+            hidden_states=None,
+            attentions=None,
+        )
+
+    monkeypatch.setattr(model.model, "encode", encode)
+    monkeypatch.setattr(model, "logits", lambda hidden: hidden)
+    return model
+
+
+def test_the_bound_of_an_exact_model_is_the_entropy_of_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The integral over t in closed form: a set of k masks has the weight of a beta function, B(k, length - k + 1)."""
+    model = exact_model(monkeypatch)
+    texts = TEXTS + FIRST_WORD
+    time = torch.tensor(0.25, dtype=torch.float64)  # any time: its weight 1/t is taken out again
+    bounds = torch.zeros(len(texts), dtype=torch.float64)
+    for places in itertools.chain.from_iterable(itertools.combinations(range(LENGTH), k) for k in range(1, LENGTH + 1)):
+        masked = torch.zeros(LENGTH, dtype=torch.bool)
+        masked[list(places)] = True
+        k = len(places)
+        beta = math.gamma(k) * math.gamma(LENGTH - k + 1) / math.gamma(LENGTH + 1)
+        for number, text in enumerate(texts):
+            noised, labels = text.masked_fill(masked, MASK)[None], text.masked_fill(~masked, -100)[None]
+            loss = model(noised, labels=labels, timesteps=time[None], num_items_in_batch=1).loss
+            bounds[number] += beta * time * loss
+    probabilities = text_probabilities()
+    torch.testing.assert_close(bounds, -probabilities.log(), atol=1e-6, rtol=0.0)
+    entropy = -(probabilities * probabilities.log()).sum()
+    torch.testing.assert_close(probabilities @ bounds, entropy, atol=1e-6, rtol=0.0)
+
+
+def block_law(size: int, joint_share: float) -> torch.Tensor:
+    """The law of texts if the words of a block are drawn from their joint distribution, or each alone.
+
+    Both see the blocks before; `joint_share` is the probability of the former.
+    """
+    law = torch.ones(len(TEXTS), dtype=torch.float64)
+    everything = text_probabilities()
+    for start in range(0, LENGTH, size):
+        known, block = TEXTS[:, :start], TEXTS[:, start : start + size]
+        before = (known[:, None] == known[None]).all(dim=2).double()
+        alone = torch.ones_like(law)
+        for place in range(block.shape[1]):
+            same = (block[:, None, place] == block[None, :, place]).double()
+            alone *= (before * same) @ everything / (before @ everything)
+        joint = (before * (block[:, None] == block[None]).all(dim=2)) @ everything / (before @ everything)
+        law *= joint_share * joint + (1 - joint_share) * alone
+    return law
+
+
+@pytest.mark.parametrize(
+    ("block_length", "steps", "order", "law"),
+    [
+        (1, LENGTH, "confidence", (1, 1.0)),  # word by word, from left to right: the chain itself
+        (1, 12, "ancestral", (1, 1.0)),
+        (2, 2, "confidence", (2, 0.0)),  # one pass per block: its words are independent
+        (2, 4, "ancestral", (2, 0.5)),  # the two words of a block come in different passes half of the time
+        (None, 1, "ancestral", (LENGTH, 0.0)),  # all words at once
+        (3, 1, "confidence", (3, 0.0)),  # a block has at least one pass; the last has one word
+    ],
+)
+def test_samples_of_an_exact_model_follow_their_law(
+    monkeypatch: pytest.MonkeyPatch, block_length: Any, steps: int, order: str, law: tuple[int, float]
+) -> None:
+    model, count = exact_model(monkeypatch), 4000
+    samples = model.infill(
+        torch.full((count, LENGTH), MASK),
+        steps=steps,
+        order=order,
+        temperature=1.0,
+        block_length=block_length,
+        generator=torch.Generator().manual_seed(0),
+    )
+    numbers = (samples - FIRST_WORD) @ torch.tensor([27, 9, 3, 1])
+    found = torch.bincount(numbers, minlength=len(TEXTS)).double()
+
+    def distance(expected: torch.Tensor) -> float:
+        """Pearson's statistic, in standard deviations above its mean."""
+        statistic = ((found - count * expected) ** 2 / (count * expected)).sum()
+        return float((statistic - (len(TEXTS) - 1)) / math.sqrt(2 * (len(TEXTS) - 1)))
+
+    expected = block_law(*law)
+    torch.testing.assert_close(expected.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert distance(expected) < 4
+    others = [(1, 1.0), (2, 0.0), (2, 0.5), (LENGTH, 0.0), (3, 0.0)]
+    assert all(distance(block_law(*other)) > 10 for other in others if other != law)
+    # the entropy of the samples, without the bias of counting (Miller and Madow, 1955)
+    share = found[found > 0] / count
+    entropy = -(share * share.log()).sum() + (len(share) - 1) / (2 * count)
+    assert entropy == pytest.approx(-(expected * expected.log()).sum().item(), abs=0.05)

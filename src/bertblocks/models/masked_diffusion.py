@@ -173,7 +173,8 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
 
         `order` "confidence" reveals the most probable tokens first, "ancestral" random ones at the rate of the
         diffusion. `temperature` 0 takes the most probable token; above 0, `top_k` and `top_p` restrict the choice.
-        With `block_length` masks are filled block by block from left to right. [MASK] and padding are never generated.
+        With `block_length` masks are filled block by block, left to right (semi-autoregressively; Nie et al., 2025),
+        each in its share of the steps, at least one. [MASK] and padding are never generated.
         `on_step` is called with the ids after each pass.
         """
         _check_sampling(steps, order, temperature, top_k, top_p, block_length)
@@ -197,7 +198,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
                     break
                 encoded = self.model.encode(ids, attention_mask, token_indices=partial(_chosen_tokens, chosen=todo))
                 tokens, confidence = self._choose(encoded.hidden, temperature, top_k, top_p, generator)
-                new_ids, new_confidence = ids.clone(), torch.zeros(ids.shape, device=ids.device)
+                new_ids, new_confidence = ids.clone(), confidence.new_zeros(ids.shape)
                 new_ids[todo], new_confidence[todo] = tokens, confidence
                 chosen = _reveal(todo, new_confidence, passes - index, order, generator)
                 ids = torch.where(chosen, new_ids, ids)
