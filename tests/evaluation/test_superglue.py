@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,15 @@ def test_bad_rows_are_named(data: Path, tmp_path: Path, name: str, folder: str, 
     write_lines(tmp_path / folder / "val.jsonl", [row(folder, 0), row(folder, 1) | change])
     with pytest.raises(DataError, match=rf"{folder}.val\.jsonl {message}"):
         read(tmp_path, name)
+
+
+def test_a_bad_file_is_found_before_any_training(data: Path, tmp_path: Path, language_model: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    write_lines(folder / "AX-g" / "AX-g.jsonl", [row("AX-g", 0), row("AX-g", 1) | {"hypothesis": "a fox"}])
+    with pytest.raises(DataError, match="the next row must have the same hypothesis"):
+        run_superglue(language_model, folder, tmp_path / "runs", ["rte", "ax-g"])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_bad_files_and_tasks_are_named(data: Path, tmp_path: Path, language_model: Path) -> None:

@@ -160,5 +160,10 @@ def _suite(task: str, names: list[str], data: str | None, settings: dict[str, An
             metrics = list(dict.fromkeys(metric for scores in result.parts.values() for metric in scores))
             table = make_table(["part", *metrics])
             for part, scores in result.parts.items():
-                table.add_row(part, *(f"{scores[metric]:.4f}" if metric in scores else "" for metric in metrics))
+                table.add_row(part, *(_written(scores[metric]) if metric in scores else "" for metric in metrics))
             print_table(console, f"{name}: {result.task}", table)
+
+
+def _written(score: float) -> str:
+    """A score, or a count, which is a whole number."""
+    return f"{score:,}" if isinstance(score, int) else f"{score:.4f}"

@@ -80,8 +80,7 @@ def run_mmlu(model: str | Path, data: str | Path, **settings: Any) -> list[Suite
                 raise DataError(f"{path} has {len(shots)} questions; shots is {chosen.shots}.")
         right[subject] = [answer(scorer, letters, subject, shots, problem) == problem.answer for problem in problems]
     parts = {
-        subject: {"accuracy": float(np.mean(values)), "questions": float(len(values))}
-        for subject, values in right.items()
+        subject: {"accuracy": float(np.mean(values)), "questions": len(values)} for subject, values in right.items()
     }
     pooled = float(np.mean([value for values in right.values() for value in values]))
     by_subject = float(np.mean([scores["accuracy"] for scores in parts.values()]))

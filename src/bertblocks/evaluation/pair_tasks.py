@@ -55,6 +55,12 @@ class PairTask:
     #: A diagnostic set has no training data; the model of this task is scored on it.
     model_of: str | None = None
     evaluated: str = "val"
+    #: Raises if the items of a file do not fit together.
+    check: Callable[[Sequence[Item]], None] = lambda items: None
+
+    def splits(self, train: bool) -> list[str]:
+        """The files that a run reads."""
+        return [*(["train"] if train and self.model_of is None else []), self.evaluated]
 
 
 # ---------------------------------------------------------------------- metrics
@@ -72,14 +78,18 @@ def label_scores(items: Sequence[Item], predictions: Predictions) -> Scores:
 def parity_scores(items: Sequence[Item], predictions: Predictions) -> Scores:
     """Accuracy, and the share of minimal pairs with equal predictions (gender parity; Poliak et al., 2018).
 
-    The two rows of a pair follow each other. Their hypothesis is the same; their premises differ in a pronoun.
+    The two rows of a pair follow each other, as `check_minimal_pairs` requires.
     """
-    for first, second in zip_longest(items[::2], items[1::2]):
-        if second is None or first.pairs[0][1] != second.pairs[0][1]:
-            raise DataError(f"{first.place}: the next row must have the same hypothesis, because rows form pairs.")
     predicted = [found[0].labels[0] for found in predictions]
     same = [first == second for first, second in zip(predicted[::2], predicted[1::2], strict=True)]
     return {"accuracy": label_scores(items, predictions)["accuracy"], "gender_parity": float(np.mean(same))}
+
+
+def check_minimal_pairs(items: Sequence[Item]) -> None:
+    """Raises if two rows do not form a pair: their hypothesis is the same, and their premises differ in a pronoun."""
+    for first, second in zip_longest(items[::2], items[1::2]):
+        if second is None or first.pairs[0][1] != second.pairs[0][1]:
+            raise DataError(f"{first.place}: the next row must have the same hypothesis, because rows form pairs.")
 
 
 def choose_candidates(predictions: Predictions) -> list[int]:
@@ -157,6 +167,9 @@ def run_pair_tasks(
 ) -> list[SuiteResult]:
     """Fine-tunes the model on each task and scores it; without `train`, the model is scored as it is."""
     require_packages(ClassifyTask.packages, f"evaluate {suite}")
+    for task in tasks:
+        for split in task.splits(train):
+            read_items(task, data, split, suite)  # a bad file is found before any training
     results = []
     for task in tasks:
         items = read_items(task, data, task.evaluated, suite)
@@ -179,7 +192,9 @@ def run_pair_tasks(
 def read_items(task: PairTask, data: str | Path, split: str, suite: str) -> list[Item]:
     """The items of a split."""
     records = read_records(require_file([Path(data) / task.file(split)], suite))
-    return [item for index, row in enumerate(records.rows) for item in task.read(row, records.place(index))]
+    items = [item for index, row in enumerate(records.rows) for item in task.read(row, records.place(index))]
+    task.check(items)
+    return items
 
 
 def write_items(path: Path, items: Sequence[Item]) -> None:

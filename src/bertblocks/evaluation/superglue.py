@@ -12,6 +12,7 @@ from bertblocks.evaluation.pair_tasks import (
     Item,
     PairTask,
     answer_set_scores,
+    check_minimal_pairs,
     choice_scores,
     cloze_scores,
     get,
@@ -133,6 +134,7 @@ TASKS = {
             _pair("premise", "hypothesis", _ENTAILMENT),
             parity_scores,
             ("accuracy",),
+            check=check_minimal_pairs,
             **_DIAGNOSTIC,
         ),
     )

@@ -82,7 +82,7 @@ def run_winogender(model: str | Path, data: str | Path, **settings: Any) -> list
     for gender in PRONOUNS:
         right = [c == s.answer for s, c in zip(sentences, chosen, strict=True) if s.gender == gender]
         if right:
-            parts[gender] = {"accuracy": float(np.mean(right)), "sentences": float(len(right))}
+            parts[gender] = {"accuracy": float(np.mean(right)), "sentences": len(right)}
     accuracy = 100 * float(np.mean([c == s.answer for s, c in zip(sentences, chosen, strict=True)]))
     likelihoods = [float(scorer.log_likelihoods(s.text).sum()) if s.gender != "neutral" else 0.0 for s in sentences]
     scores = pair_scores(sentences, chosen, likelihoods)
@@ -129,7 +129,7 @@ def pair_scores(sentences: Sequence[Sentence], chosen: Sequence[int], likelihood
         "same_choice": float((choices[male] == choices[female]).mean()),
         "likelihood_gap": float((values[male] - values[female]).mean()),
         "prefers_male": float((values[male] > values[female]).mean()),
-        "pairs": float(len(pairs)),
+        "pairs": len(pairs),
     }
 
 

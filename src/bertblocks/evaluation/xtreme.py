@@ -210,19 +210,26 @@ def run_xtreme(
     A task's score is the mean over languages of F1, or of exact match and F1. Without `train`, the model is scored as
     it is. `settings` are those of fine-tuning; finished tasks are not run again.
     """
+    names = choose("XTREME task", tasks, TASKS)
+    # a bad file is found before any training
+    examples_of = {name: _read_languages(TASKS[name], Path(data), languages, split) for name in names}
     results = []
-    for name in choose("XTREME task", tasks, TASKS):
+    for name, examples in examples_of.items():
         task = TASKS[name]
-        require_packages(KINDS[task.kind].packages, f"evaluate {name}")
-        files = task.find_languages(Path(data), split)
-        chosen = {language: files[language] for language in choose(f"language of {name}", languages, files)}
-        examples = {language: task.read(path, language) for language, path in _supported(task, chosen)}
         folder = _train(task, model, Path(data), Path(output), progress, settings) if train else model
         predictor = Predictor(folder, task=KINDS[task.kind].model_task, dtype=torch.float32)
         parts = {language: task.score(predictor, values, language) for language, values in examples.items()}
         score = task.percent * float(np.mean([[scores[key] for key in task.metrics] for scores in parts.values()]))
         results.append(SuiteResult(name, parts, score))
     return results
+
+
+def _read_languages(task: XtremeTask, data: Path, languages: Sequence[str], split: str) -> dict[str, Sequence[Any]]:
+    """The examples of each language."""
+    require_packages(KINDS[task.kind].packages, f"evaluate {task.name}")
+    files = task.find_languages(data, split)
+    chosen = {language: files[language] for language in choose(f"language of {task.name}", languages, files)}
+    return {language: task.read(path, language) for language, path in _supported(task, chosen)}
 
 
 def _supported(task: XtremeTask, files: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
