@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bertblocks.cli.main import app
 from bertblocks.data.corpus import FileCorpus, RecordCounts
-from bertblocks.data.duplicates import find_duplicates, remove_duplicates, shingles
+from bertblocks.data.duplicates import HASHES, compare_signatures, find_duplicates, remove_duplicates, shingles
 from bertblocks.text.tokenizer_training import train_tokenizer
 
 WORDS = [f"w{number}" for number in range(2000)]
@@ -66,6 +66,20 @@ def test_only_equal_texts_go_at_threshold_one_and_short_texts_are_compared_whole
     texts = ["A b c.", "a  B, c", "a b d", "a b c d e f", "a b c d e g", "", "a b c d e f"]
     corpus = write(tmp_path / "a.jsonl", texts)
     assert find_duplicates(corpus, tmp_path, 1.0, workers=1) == [[1, 5]]  # the empty text is not a document
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
+def test_bands_find_nearly_all_pairs_at_the_threshold(tmp_path: Path, threshold: float) -> None:
+    """Of pairs of signatures that agree in each hash with the probability of the threshold, at least 93 % are found."""
+    random = np.random.default_rng(0)
+    first = random.integers(0, 2**32, (2000, HASHES), dtype=np.uint32)
+    agrees = random.random(first.shape) < threshold
+    second = np.where(agrees, first, random.integers(0, 2**32, first.shape, dtype=np.uint32))
+    similar = np.mean(first == second, axis=1) >= threshold
+    removed = compare_signatures([first, second], threshold)
+    assert removed[0] == []
+    assert set(removed[1]) <= set(np.flatnonzero(similar).tolist())
+    assert len(removed[1]) > 0.93 * similar.sum() > 500
 
 
 def test_words_of_scripts_without_spaces_are_their_characters() -> None:

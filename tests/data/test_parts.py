@@ -11,7 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from bertblocks.cli.main import app
-from bertblocks.data.corpus import CorpusPart, DatasetCorpus, RecordCounts, StreamedCorpus, dataset_corpus
+from bertblocks.data.corpus import (
+    Corpus,
+    CorpusPart,
+    DatasetCorpus,
+    FileCorpus,
+    RecordCounts,
+    StreamedCorpus,
+    dataset_corpus,
+)
 from bertblocks.data.parts import PartOrder, TokenParts
 from bertblocks.data.prepare import prepare
 from bertblocks.data.stream import PackedStream, Position, StreamSource
@@ -110,8 +118,12 @@ def test_every_epoch_visits_every_shard_once_in_another_order(shards: int, size:
     assert len(set(epochs)) > 1
 
 
-def test_an_epoch_of_a_stream_has_every_token_once(folder: Path, tokenizer: Any, tmp_path: Path) -> None:
-    corpus = StreamedCorpus(str(folder))
+@pytest.mark.parametrize("kind", ["dataset", "files"])
+def test_an_epoch_of_a_stream_has_every_token_once(folder: Path, tokenizer: Any, tmp_path: Path, kind: str) -> None:
+    corpus: Corpus = StreamedCorpus(str(folder))
+    if kind == "files":
+        corpus = FileCorpus((str(folder),), shard_bytes=3000)
+        assert len(corpus.shards()) > FILES
     stream = open_stream(open_parts(corpus, tokenizer, tmp_path / "tokens"))
     rows, _ = stream.take(Position(), 400)
     seen = Counter(tuple(chunk.ids.tolist()) for row in rows for chunk in row if chunk.epoch == 0)
