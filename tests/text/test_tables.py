@@ -307,6 +307,21 @@ def test_dataset_names_are_parsed_by_one_rule(
         load_dataset.cache_clear()
 
 
+def test_a_dataset_may_have_a_fixed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    versions: list[str] = []
+
+    def config_names(path: str, revision: str) -> list[str]:
+        versions.append(revision)
+        return ["mrpc"]
+
+    monkeypatch.setattr(datasets, "get_dataset_config_names", config_names)
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split, revision: (path, config, split, revision))
+    assert load_dataset("glue@a1b2:mrpc") == ("glue", "mrpc", "train", "a1b2")
+    assert versions == ["a1b2"]
+    load_dataset.cache_clear()
+
+
 def test_splits_of_saved_datasets_are_named_after_the_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {split: datasets.Dataset.from_dict({"text": [split]}) for split in ("train", "test")}

@@ -25,6 +25,7 @@ from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, load
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.data.stream import PackedStream
+from bertblocks.text.hub_datasets import stream_dataset
 from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
 from bertblocks.training.pretrain import implied_keys, is_free_key
 from bertblocks.training.recipe import read_recipe
@@ -549,6 +550,21 @@ def test_a_streamed_run_resumes_exactly_and_keeps_few_tokens_on_disk(
     assert again.exit_code == 0, again.output
     weights = [load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", resumed)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_texts_may_change_before_the_first_checkpoint_of_a_streamed_run(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertblocks.training.pretraining_task.PackedStream", partial(PackedStream, pool_rows=40))
+    options = [*stream_recipe(recipe, tmp_path), "phases.0.duration=2", "phases.1.duration=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr("bertblocks.training.pretrain.build_model", lambda *arguments: 1 / 0)
+        assert isinstance(run(recipe, *options).exception, ZeroDivisionError)
+    with (tmp_path / "dataset" / "train-0.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "one more text"}) + "\n")
+    stream_dataset.cache_clear()  # a new process would read the files again
+    done = run(recipe, *options)
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(

@@ -242,11 +242,11 @@ class DatasetCorpus(Corpus):
     held_out: float = 0.0
     held_out_column: str | None = None
 
-    def shards(self) -> list[list[int]]:
+    def shards(self) -> list[Any]:
         rows = len(load_dataset(self.name, self.split))
         return [[start, min(start + SHARD_ROWS, rows)] for start in range(0, rows, SHARD_ROWS)]
 
-    def records(self, shard: list[int]) -> Iterator[Record | BadRecord]:
+    def records(self, shard: Any) -> Iterator[Record | BadRecord]:
         dataset = load_dataset(self.name, self.split)
         names = dataset.column_names
         needed = [self.column, *([self.held_out_column] if self.held_out_column else [])]
@@ -264,41 +264,30 @@ class DatasetCorpus(Corpus):
 
     def describe(self) -> Any:
         return {
-            "dataset": load_dataset(self.name, self.split)._fingerprint,
+            "dataset": self._version(),
             "column": self.column,
             "held_out": self.held_out_column or self.held_out,
         }
 
+    def _version(self) -> Any:
+        return load_dataset(self.name, self.split)._fingerprint
 
-@dataclass(frozen=True)
-class StreamedCorpus(Corpus):
+
+class StreamedCorpus(DatasetCorpus):
     """A dataset that is read over the network as it is needed. Each file of the dataset is a shard."""
 
-    name: str
-    split: str = "train"
-    column: str = "text"
-    held_out: float = 0.0
-    held_out_column: str | None = None
-
-    def shards(self) -> list[int]:
+    def shards(self) -> list[Any]:
         dataset, _ = stream_dataset(self.name, self.split)
         return list(range(dataset.num_shards))
 
-    def records(self, shard: int) -> Iterator[Record | BadRecord]:
+    def records(self, shard: Any) -> Iterator[Record | BadRecord]:
         dataset, _ = stream_dataset(self.name, self.split)
         with dataset_errors(self.name):
             for number, row in enumerate(dataset.shard(dataset.num_shards, shard), start=1):
                 yield Record(Location(f"{self.name} file {shard + 1}", "row", number), row)
 
-    def name_source(self) -> str:
-        return f"The dataset {self.name}"
-
-    def describe(self) -> Any:
-        return {
-            "stream": stream_dataset(self.name, self.split)[1],
-            "column": self.column,
-            "held_out": self.held_out_column or self.held_out,
-        }
+    def _version(self) -> Any:
+        return stream_dataset(self.name, self.split)[1]
 
 
 def dataset_corpus(name: str, split: str, column: str, held_out: float, is_streamed: bool) -> Corpus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import as_completed
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.requirements import require_packages
-from bertblocks.core.storage import atomic_file, read_json, write_json
+from bertblocks.core.storage import PARTIAL, read_json, write_json
 from bertblocks.data.corpus import Corpus, Document, Duplicate, RecordCounts
 from bertblocks.data.hashing import UInt64, combine
 from bertblocks.data.workers import worker_pool
@@ -106,9 +107,9 @@ def find_duplicates(corpus: Corpus, folder: Path, threshold: float, workers: int
     """
     folder.mkdir(parents=True, exist_ok=True)
     shards = corpus.shards()
-    files = [folder / f"signatures-{number:05d}.npy" for number in range(len(shards))]
-    try:
-        workers = min(workers or allowed_cpus(), len(shards))
+    workers = min(workers or allowed_cpus(), len(shards))
+    with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:
+        files = [Path(scratch, f"{number}.npy") for number in range(len(shards))]
         if workers <= 1:
             for shard, file in zip(shards, files, strict=True):
                 _write_signatures(corpus, shard, file)
@@ -118,9 +119,6 @@ def find_duplicates(corpus: Corpus, folder: Path, threshold: float, workers: int
                 for job in as_completed(jobs):
                     job.result()
         return compare_signatures([np.load(file, mmap_mode="r") for file in files], threshold)
-    finally:
-        for file in files:
-            file.unlink(missing_ok=True)
 
 
 def _write_signatures(corpus: Corpus, shard: Any, target: Path) -> None:
@@ -129,8 +127,7 @@ def _write_signatures(corpus: Corpus, shard: Any, target: Path) -> None:
     documents = RecordCounts().count(corpus.read(shard))
     texts = ([shingle.encode() for shingle in shingles(document.text)] for document in documents)
     signatures = [minhash.hashvalues for minhash in MinHash.generator(texts, num_perm=HASHES, **SCHEME)]
-    with atomic_file(target) as file:
-        np.save(file, np.array(signatures, dtype=np.uint32).reshape(-1, HASHES))
+    np.save(target, np.array(signatures, dtype=np.uint32).reshape(-1, HASHES))
 
 
 def compare_signatures(shards: list[NDArray[np.uint32]], threshold: float) -> list[list[int]]:

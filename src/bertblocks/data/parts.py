@@ -100,6 +100,13 @@ class TokenParts:
         return self.folder / f"part-{part:08d}"
 
 
+def clear_parts(folder: Path) -> None:
+    """Deletes what an earlier run streamed into a folder, except the first part."""
+    (folder / SHARDS).unlink(missing_ok=True)
+    for path in folder.glob("part-*"):
+        shutil.rmtree(path)
+
+
 def _check_shards(corpus: Corpus, folder: Path) -> int:
     """The number of shards. Raises if the corpus differs from the one that was streamed into the folder before."""
     shards = len(corpus.shards())
@@ -111,6 +118,7 @@ def _check_shards(corpus: Corpus, folder: Path) -> int:
         write_json(folder / SHARDS, found)
     elif read_json(folder / SHARDS) != found:
         raise DataError(
-            f"{corpus.name_source()}: the texts have changed since {folder} was begun; restore them or start a new run."
+            f"{corpus.name_source()}: the texts have changed since {folder} was begun; restore them or start a new "
+            "run. A dataset on the hub keeps its version as NAME@REVISION."
         )
     return shards

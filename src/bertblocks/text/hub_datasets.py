@@ -15,8 +15,8 @@ from bertblocks.text.records import DataError
 def load_dataset(name: str, split: str | None = None) -> Any:
     """A dataset named `NAME`, `NAME:CONFIG`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT`; NAME may be a folder.
 
-    A single part after the name is a config if the dataset has one of that name, else a split. A split in the name
-    comes before `split`, and both before "train".
+    `NAME@REVISION` is a fixed version of a dataset on the hub. A single part after the name is a config if the dataset
+    has one of that name, else a split. A split in the name comes before `split`, and both before "train".
     """
     with dataset_errors(name):
         import datasets
@@ -27,8 +27,8 @@ def load_dataset(name: str, split: str | None = None) -> Any:
             loaded = datasets.load_from_disk(path)
             is_split = isinstance(loaded, datasets.DatasetDict)
             return loaded[parts[-1] if parts else split or "train"] if is_split else loaded
-        config, split = _config_and_split(name, split)
-        return datasets.load_dataset(path, config, split=split)
+        path, config, split, revision = _parse(name, split)
+        return datasets.load_dataset(path, config, split=split, **revision)
 
 
 @lru_cache(maxsize=4)
@@ -40,23 +40,26 @@ def stream_dataset(name: str, split: str | None = None) -> tuple[Any, list[Any]]
     with dataset_errors(name):
         import datasets
 
-        config, split = _config_and_split(name, split)
-        builder = datasets.load_dataset_builder(name.split(":")[0], config)
+        path, config, split, revision = _parse(name, split)
+        builder = datasets.load_dataset_builder(path, config, **revision)
         files = (builder.config.data_files or {}).get(split, [])
         versions = getattr(files, "origin_metadata", [])
         return builder.as_streaming_dataset(split), [list(files), [list(version) for version in versions]]
 
 
-def _config_and_split(name: str, split: str | None) -> tuple[str | None, str]:
+def _parse(name: str, split: str | None) -> tuple[str, str | None, str, dict[str, str]]:
+    """The path, config, split and revision that a name means."""
     import datasets
 
     path, *parts = name.split(":")
+    path, _, version = (path, "", "") if Path(path).exists() else path.partition("@")
+    revision = {"revision": version} if version else {}
     if len(parts) > 2:
         raise DataError(f"The dataset {name!r} has {len(parts)} parts after its name; write NAME:CONFIG:SPLIT.")
     if len(parts) == 1:
-        parts = [*parts, ""] if parts[0] in datasets.get_dataset_config_names(path) else ["", *parts]
+        parts = [*parts, ""] if parts[0] in datasets.get_dataset_config_names(path, **revision) else ["", *parts]
     config, named_split = parts or ("", "")
-    return config or None, named_split or split or "train"
+    return path, config or None, named_split or split or "train", revision
 
 
 @contextmanager

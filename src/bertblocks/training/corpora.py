@@ -13,7 +13,7 @@ from bertblocks.core.storage import atomic_folder, read_json
 from bertblocks.data.corpus import Corpus, CorpusPart, FileCorpus, dataset_corpus
 from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.duplicates import DistinctCorpus, remove_duplicates
-from bertblocks.data.parts import PartOrder, TokenParts
+from bertblocks.data.parts import PartOrder, TokenParts, clear_parts
 from bertblocks.data.prepare import DUPLICATES, TOKENIZER, describe_tokenizer, prepare
 from bertblocks.data.tokens import INFO, TokenStore, TokenSubset
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
@@ -90,6 +90,9 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     token_folders = [_token_folder(recipe, source, folder) for source in settings.sources]
     if has_begun and all((path / INFO).is_file() for path in token_folders):
         return  # a run keeps its tokens, even if the texts have changed since
+    if not has_begun:
+        for path in token_folders:
+            clear_parts(path)
     is_new = not (folder / "tokenizer").is_dir()
     named = _named_tokenizer(recipe) if is_new else None  # before texts are gathered: a wrong name is found at once
     corpora: dict[str, Corpus] = {}
