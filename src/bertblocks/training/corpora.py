@@ -91,8 +91,9 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     if has_begun and all((path / INFO).is_file() for path in token_folders):
         return  # a run keeps its tokens, even if the texts have changed since
     if not has_begun:
-        for path in token_folders:
-            clear_parts(path)
+        for source, path in zip(settings.sources, token_folders, strict=True):
+            if source.stream:
+                clear_parts(path)
     is_new = not (folder / "tokenizer").is_dir()
     named = _named_tokenizer(recipe) if is_new else None  # before texts are gathered: a wrong name is found at once
     corpora: dict[str, Corpus] = {}
@@ -110,14 +111,11 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
         store = prepare(corpus, tokenizer, folder / name, workers, settings.max_bad_share, overwrite=True)
         counts = store.counts
         part = " (first part)" if isinstance(corpus, CorpusPart) else ""
+        is_distinct = isinstance(corpus, DistinctCorpus)
+        removed = f", {counts.get('duplicates', 0):,} near-duplicates removed" if is_distinct else ""
         progress.print(
             f"Corpus {name}{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens ("
-            f"{counts['held_out_tokens']:,} held out), {counts['bad_records']:,} bad records"
-            + (
-                f", {counts.get('duplicates', 0):,} near-duplicates removed."
-                if isinstance(corpus, DistinctCorpus)
-                else "."
-            )
+            f"{counts['held_out_tokens']:,} held out), {counts['bad_records']:,} bad records{removed}."
         )
         for problem in store.bad_records:
             progress.print(f"  {problem}")
