@@ -51,6 +51,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "deep": {"norm_fn": "deep"},
     "dynamic tanh": {"norm_fn": "dynamic_tanh"},
     "parallel": {**MODERN, "parallel_block": True},
+    "sinks": {"attention_sinks": True},
     "sandwich": {"norm_pos": "sandwich"},
     "roberta": {"position_offset": 2, "pad_token_id": 1},
 }

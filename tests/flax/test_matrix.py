@@ -28,6 +28,7 @@ from tests.nn.test_matrix import (
     OTHERS,
     SCALES,
     SHARED,
+    SINKS,
     label,
     pack_rows,
 )
@@ -38,7 +39,7 @@ SEGMENTS = segments_of(PACKED, ROWS.shape[1])
 
 
 #: A third of each product has each of its values; the rest is for `make test-slow`.
-QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *APART, *FACTORISED, *SHARED]
+QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *SINKS, *APART, *FACTORISED, *SHARED]
 
 
 def few_layers(choice: dict) -> dict:

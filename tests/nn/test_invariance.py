@@ -22,6 +22,7 @@ def configs(draw: Any) -> Any:
         "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "t5", "disentangled", "none"])),
         "num_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "qk_norm": draw(st.booleans()),
+        "attention_sinks": draw(st.booleans()),
         "parallel_block": draw(st.booleans()),
         "local_attention": draw(st.booleans()),
         "attention_backend": draw(st.sampled_from(["eager", "sdpa"])),

@@ -89,6 +89,13 @@ GATES: list[dict[str, Any]] = [
     {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
     {"attention_gate": "elementwise", "ngpt": True, "layer_overrides": {1: {"attention_gate": "none"}}},
 ]
+SINKS: list[dict[str, Any]] = [
+    {"attention_sinks": True, "norm_pos": "pre", "num_kv_heads": 2},
+    {"attention_sinks": True, "local_attention": True, "num_global_tokens": 2, "block_pos_enc_kind": "alibi"},
+    {"attention_sinks": True, "local_attention": True, "causal": True, "layer_overrides": {1: {"causal": False}}},
+    {"attention_sinks": True, "block_pos_enc_kind": "disentangled", "disentangled_max_distance": 10},
+    {"ngpt": True, "layer_overrides": {1: {"attention_sinks": True}}, "block_pos_enc_kind": "rope"},
+]
 APART: list[dict[str, Any]] = [
     {"attention_norm_pos": "pre", "mlp_norm_pos": "post"},
     {"norm_pos": "sandwich", "mlp_norm_pos": "pre", "layer_overrides": {1: {"attention_norm_pos": "none"}}},
@@ -133,6 +140,7 @@ CHOICES = [
     *CONVOLUTIONS,
     *SCALES,
     *GATES,
+    *SINKS,
     *APART,
     *LEARNED_ALIBI,
     *SHORTCUTS,

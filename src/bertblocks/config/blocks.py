@@ -20,6 +20,7 @@ from bertblocks.nn.norm import NORMS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 from bertblocks.nn.sharing import SHARINGS
 from bertblocks.nn.shortcut import INPUT_MIXING, VALUE_EMBEDDING
+from bertblocks.nn.sink import ATTENTION_SINKS
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -36,6 +37,7 @@ SLOTS: dict[str, Registry[Any]] = {
         EMBEDDING_POSITIONS,
         BLOCK_POSITIONS,
         ATTENTION_FUNCTIONS,
+        ATTENTION_SINKS,
         GATES,
         VALUE_EMBEDDING,
         NGPT,

@@ -180,6 +180,9 @@ class BertBlocksConfig(PreTrainedConfig):
     #: How scores become weights: softmax, or a name registered with `register_attention_fn`, which the eager backend
     #: computes.
     attention_fn: str = "softmax"
+    #: Whether each head has a learned logit that joins the softmax over the keys of every query, so that a query can
+    #: attend to nothing. Evidence: shipped in gpt-oss, a decoder; no comparison of encoders is known.
+    attention_sinks: bool = False
     #: What the output of attention passes through before its projection: none, a name from the table below, or one
     #: registered with `register_gate`.
     attention_gate: str = "none"

@@ -89,6 +89,7 @@ LAYER_KEYS = {
     "residual_fn",
     "attention_scale",
     "attention_fn",
+    "attention_sinks",
     "attention_gate",
     "input_mixing",
     "value_embedding",

@@ -24,6 +24,7 @@ from bertblocks.nn.ops.linear import linear, not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
 from bertblocks.nn.relative import RelativeVectors
 from bertblocks.nn.shortcut import ValueEmbedding, get_value_embedding
+from bertblocks.nn.sink import AttentionSinks, get_attention_sinks
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -75,6 +76,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         value_embedding: ValueEmbedding | None = None,
         weigh: nn.Module | None = None,
+        sinks: AttentionSinks | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -92,11 +94,12 @@ class Attention(nn.Module):
             object.__setattr__(self, "position", position)  # the encoder owns it, so it must not be a submodule here
         else:
             self.position = position
-        self.pattern = AttentionPattern(half_window, num_global_tokens, position, is_causal)
+        self.pattern = AttentionPattern(half_window, num_global_tokens, position, is_causal, sinks is not None)
         self.scale = (head_dim**-0.5 if scale is None else scale) * position.score_scale
         self.gate = gate
         self.value_embedding = value_embedding
         self.weigh = weigh
+        self.sinks = sinks
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
         #: Called in training with the queries and keys of every call, such as to find the largest logit.
@@ -172,6 +175,7 @@ class Attention(nn.Module):
             self.dropout if self.training else 0.0,
             self.relative_vectors(context.layout, v.dtype),
             self.weigh,
+            None if self.sinks is None else self.sinks.logits.to(v.dtype),
         )
         if self.observe is not None and self.training:
             self.observe(q, k, call)
@@ -235,6 +239,7 @@ def get_attention(
         gate=get_gate(config),
         value_embedding=get_value_embedding(config),
         weigh=get_attention_function(config),
+        sinks=get_attention_sinks(config),
         key_bias=config.attention_key_bias,
         is_causal=config.causal,
     )

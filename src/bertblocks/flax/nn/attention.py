@@ -15,6 +15,13 @@ from bertblocks.flax.nn.position import BlockPosition
 from bertblocks.flax.nn.softmax import Softmax
 
 
+class AttentionSinks(nnx.Module):
+    """A learned logit per head that joins the softmax over a query's keys."""
+
+    def __init__(self, num_heads: int) -> None:
+        self.logits = nnx.Param(jnp.zeros(num_heads))
+
+
 class Attention(nnx.Module):
     """Multi-head attention with grouped key/value heads over rows of packed or padded sequences."""
 
@@ -35,6 +42,7 @@ class Attention(nnx.Module):
         scale: float,
         qk_norm_weight: str,
         gate: Any,
+        has_sinks: bool,
     ) -> None:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
@@ -47,6 +55,7 @@ class Attention(nnx.Module):
         self.num_global_tokens = num_global_tokens
         self.scale = scale
         self.gate = gate
+        self.sinks = AttentionSinks(num_heads) if has_sinks else None
         self.dropout = dropout
         self.out_dropout = out_dropout
 
@@ -71,7 +80,8 @@ class Attention(nnx.Module):
         q, k = self.apply_positions(q, k, position, layout)
         # query heads that share a key/value head are adjacent
         q = q.reshape(*x.shape[:2], self.num_kv_heads, -1, self.head_dim)
-        softmax = Softmax(position, self.half_window, self.num_global_tokens, self.scale, self.dropout)
+        sinks = None if self.sinks is None else self.sinks.logits[...]
+        softmax = Softmax(position, self.half_window, self.num_global_tokens, self.scale, self.dropout, sinks)
         attended, weights = softmax(q, k, v, layout, None if rngs is None else rngs(), output_weights)
         if self.gate is not None:
             attended = self.gate(attended.reshape(*x.shape[:2], self.num_heads, self.head_dim), x, v)

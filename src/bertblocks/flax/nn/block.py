@@ -149,6 +149,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
+        has_sinks=config.attention_sinks,
     )
 
 

@@ -39,6 +39,8 @@ class Softmax:
     num_global_tokens: int
     scale: float
     dropout: float
+    #: A logit per head that joins the softmax over the keys of each query.
+    sinks: Array | None = None
 
     def visible(self, queries: TokenLocations, keys: TokenLocations) -> Array:
         """Returns the keys that each query attends to: `[rows, queries, keys]`."""
@@ -68,7 +70,11 @@ class Softmax:
         seen = self.visible(queries, keys)[:, None, None]
         scores = jnp.where(seen, scores, lowest(scores.dtype))
         # a query without keys gets 0
-        weights = jnp.where(seen, jax.nn.softmax(scores), 0.0).astype(q.dtype)
+        if self.sinks is not None:
+            sinks = self.sinks.astype(scores.dtype).reshape(scores.shape[1], scores.shape[2], 1, 1)
+            scores = jnp.append(scores, jnp.broadcast_to(sinks, (*scores.shape[:-1], 1)), axis=-1)
+        weights = jax.nn.softmax(scores)[..., : k.shape[1]]
+        weights = jnp.where(seen, weights, 0.0).astype(q.dtype)
         dropped = weights
         if dropout_key is not None and self.dropout:
             keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, weights.shape)

@@ -25,6 +25,8 @@ class AttentionPattern:
     position: BlockPosition | None = None
     #: Queries see no later keys.
     is_causal: bool = False
+    #: Each softmax has one more logit, which the context of a call has.
+    has_sinks: bool = False
 
     @property
     def has_bias(self) -> bool:
@@ -97,6 +99,8 @@ class AttentionContext:
     relative: RelativeVectors | None = None
     #: Turns scores and which of them are visible into weights; None for softmax. Only the eager backend reads it.
     weigh: Callable[[Tensor, Tensor], Tensor] | None = None
+    #: A logit per head that joins the softmax over the keys of each query.
+    sinks: Tensor | None = None
 
 
 class AttentionBackend(ABC):

@@ -38,7 +38,7 @@ class CpuBackend(SdpaBackend):
         if chunks is None:
             return super().attend(q, k, v, context)
         k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
-        return attend_chunks(q, k, v, chunks, context.scale, context.dropout, context.relative)
+        return attend_chunks(q, k, v, chunks, context.scale, context.dropout, context.relative, context.sinks)
 
     def _chunks(self, q: Tensor, context: AttentionContext) -> list[Chunk] | None:
         """Return the chunks of a batch, shared by layers with equal patterns; None if sdpa must compute some of it."""

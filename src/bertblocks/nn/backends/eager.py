@@ -131,14 +131,19 @@ def _weigh(
     visible = pattern.visible(index[:, None], index)
     if key_mask is not None:
         visible = visible & key_mask[:, None, None]
-    return (context.weigh or masked_softmax)(scores, visible).to(q.dtype)
+    if context.weigh is not None:
+        return context.weigh(scores, visible).to(q.dtype)
+    return masked_softmax(scores, visible, context.sinks).to(q.dtype)
 
 
-def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
-    """Softmax over the visible keys; a query that sees none gets weights of 0."""
+def masked_softmax(scores: Tensor, visible: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the visible keys and the sink of the head; a query that sees none gets weights of 0."""
     # the lowest finite number instead of -inf: softmax over a query that sees nothing must not give NaN
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).masked_fill(~visible, 0.0)
+    if sinks is None:
+        return scores.softmax(dim=-1).masked_fill(~visible, 0.0)
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1].masked_fill(~visible, 0.0)
 
 
 def _apply(weights: Tensor, v: Tensor, context: AttentionContext) -> Tensor:

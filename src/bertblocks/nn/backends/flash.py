@@ -37,6 +37,8 @@ def why_not_flash(
         return (
             f"flash-attn cannot add the scores of {type(pattern.position).__name__}, which depend on queries and keys"
         )
+    if pattern.has_sinks:
+        return "the layer has attention_sinks, which flash-attn cannot add to its softmax"
     return None
 
 

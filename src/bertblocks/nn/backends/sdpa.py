@@ -15,6 +15,7 @@ from bertblocks.nn.backends.base import (
     split_heads,
 )
 from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.ops.attention import add_sink_key
 
 #: A per-head bias with more elements than this is built for a few queries at a time.
 MAX_BIAS_ELEMENTS = 2**26
@@ -60,7 +61,8 @@ class SdpaBackend(AttentionBackend):
         layout, pattern, length = context.layout, context.pattern, q.shape[2]
         if self.is_banded(length, pattern):
             return self._banded(q, k, v, context)
-        if pattern.is_causal and pattern.half_window is None and not pattern.adds_scores and layout.key_mask is None:
+        is_plain = not pattern.adds_scores and layout.key_mask is None and context.sinks is None
+        if pattern.is_causal and pattern.half_window is None and is_plain:
             dropout, scale = context.dropout, context.scale
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
         if self._fits_one_mask(length, q.shape[1], pattern):
@@ -193,11 +195,16 @@ def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, key_mask: Tensor | None, context: AttentionContext
 ) -> Tensor:
     """Attend in one call, with padding keys hidden and 0 for a query that sees nothing."""
-    scale, dropout = context.scale, context.dropout
+    scale, dropout, size = context.scale, context.dropout, v.shape[-1]
+    if context.sinks is not None:
+        q, k, v = add_sink_key(q, k, v, context.sinks, scale)
+        mask = None if mask is None else F.pad(mask, (0, 1))
+        key_mask = None if key_mask is None else F.pad(key_mask, (0, 1), value=True)
     if mask is not None and mask.dim() == 3:
         mask = mask[None]  # torch's fused kernel needs four dimensions
     if key_mask is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        return out[..., :size]
     keys = key_mask[:, None, None]  # [rows, 1, 1, keys]
     visible = keys if mask is None else keys & (mask > float("-inf"))
     sees_any = visible.any(dim=-1, keepdim=True)
@@ -205,4 +212,4 @@ def _sdpa(
     base = q.new_zeros(()) if mask is None else mask.masked_fill(mask == float("-inf"), 0.0)
     combined = base.masked_fill(~visible & sees_any, float("-inf"))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=combined, dropout_p=dropout, scale=scale)
-    return out * sees_any
+    return out[..., :size] * sees_any

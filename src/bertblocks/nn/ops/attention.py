@@ -148,10 +148,11 @@ def attend_chunks(
     scale: float,
     dropout_rate: float = 0.0,
     relative: RelativeVectors | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from the queries of all chunks, which together cover all tokens; q, k and v are `[tokens, heads, d]`.
 
-    Chunks must not be long if there are `relative` vectors.
+    Chunks must not be long if there are `relative` vectors. `sinks` `[heads]` are logits that join each softmax.
 
     A mask does not hide NaN or infinity, because 0 * NaN is NaN. If any appear, joined sequences are computed again one
     by one, so that none of them affects another.
@@ -161,9 +162,11 @@ def attend_chunks(
         keys, queries, reach = (
             (None, None, 0) if relative is None else (relative.keys, relative.queries, relative.reach)
         )
-        return ChunkedAttention.apply(q, k, v, keys, queries, reach, chunks, scale, dropout)
-    out = _attend(q, k, v, relative, chunks, scale, dropout)
-    return out if _is_isolated(chunks, out) else _attend(q, k, v, relative, _separate(chunks), scale, dropout)
+        return ChunkedAttention.apply(q, k, v, keys, queries, sinks, reach, chunks, scale, dropout)
+    out = _attend(q, k, v, relative, sinks, chunks, scale, dropout)
+    if _is_isolated(chunks, out):
+        return out
+    return _attend(q, k, v, relative, sinks, _separate(chunks), scale, dropout)
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -171,26 +174,36 @@ class ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Any, k: Any, v: Any, keys: Any, queries: Any, reach: Any, chunks: Any, scale: Any, dropout: Any
+        ctx: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        keys: Any,
+        queries: Any,
+        sinks: Any,
+        reach: Any,
+        chunks: Any,
+        scale: Any,
+        dropout: Any,
     ) -> Any:
-        ctx.save_for_backward(q, k, v, keys, queries)
+        ctx.save_for_backward(q, k, v, keys, queries, sinks)
         relative = _relative(keys, queries, reach)
-        out = _attend(q, k, v, relative, chunks, scale, dropout)
+        out = _attend(q, k, v, relative, sinks, chunks, scale, dropout)
         if not _is_isolated(chunks, out):
             chunks = _separate(chunks)
-            out = _attend(q, k, v, relative, chunks, scale, dropout)
+            out = _attend(q, k, v, relative, sinks, chunks, scale, dropout)
         ctx.reach, ctx.chunks, ctx.scale, ctx.dropout = reach, chunks, scale, dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
-        q, k, v, keys, queries = ctx.saved_tensors
+        q, k, v, keys, queries, sinks = ctx.saved_tensors
         inputs, relative = (q, k, v, gradient), _relative(keys, queries, ctx.reach)
-        gradients = _gradients(inputs, relative, ctx.chunks, ctx.scale, ctx.dropout)
+        gradients = _gradients(inputs, relative, sinks, ctx.chunks, ctx.scale, ctx.dropout)
         # whatever is not finite reaches the gradient of the queries
         if not _is_isolated(ctx.chunks, gradients[0]):
-            gradients = _gradients(inputs, relative, _separate(ctx.chunks), ctx.scale, ctx.dropout)
+            gradients = _gradients(inputs, relative, sinks, _separate(ctx.chunks), ctx.scale, ctx.dropout)
         return *gradients, None, None, None, None
 
 
@@ -211,14 +224,19 @@ def _separate(chunks: Sequence[Chunk]) -> list[Chunk]:
 class _Scores:
     """Computes the weights of one chunk after another, in a buffer for the largest."""
 
-    def __init__(self, q: Tensor, relative: RelativeVectors | None, chunks: Sequence[Chunk], scale: float) -> None:
-        self.relative, self.scale = relative, scale
+    def __init__(
+        self, q: Tensor, relative: RelativeVectors | None, sinks: Tensor | None, chunks: Sequence[Chunk], scale: float
+    ) -> None:
+        self.relative, self.sinks, self.scale = relative, sinks, scale
         self.buffer = _buffer(q, chunks)
         if relative is not None:
             self.products = q.new_empty(max(buffer_size(q.shape[1], *_sizes(chunk)) for chunk in chunks))
 
     def weights(self, chunk: Chunk, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return softmax(scale q k^T + mask) for the `queries` and `keys` of a chunk, selected from all q and k."""
+        """Return softmax(scale q k^T + mask) for the `queries` and `keys` of a chunk, selected from all q and k.
+
+        With sinks, the weights of a query sum up to less than 1: its sink has the rest.
+        """
         out = _view(self.buffer, (*queries.shape[:2], keys.shape[1]))
         if self.relative is None:
             scores = chunk.scores(queries, keys, self.scale, out)
@@ -228,7 +246,13 @@ class _Scores:
             scores = torch.baddbmm(out, queries, keys.transpose(1, 2), alpha=self.scale, out=out)
             if chunk.mask is not None:
                 scores.unflatten(0, (chunk.rows, -1)).add_(chunk.mask)
-        return torch.softmax(scores, dim=-1, out=scores)
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1, out=scores)
+        highest = scores.amax(dim=-1, keepdim=True)
+        weights = torch.softmax(scores, dim=-1, out=scores)
+        # the largest weight is 1 / sum(exp(scores - highest)), which gives the logarithm of the sum over the keys
+        total = highest - weights.amax(dim=-1, keepdim=True).log()
+        return weights.mul_(torch.sigmoid(total - self.sinks.repeat(chunk.rows)[:, None, None]))
 
 
 def _sizes(chunk: Chunk) -> tuple[int, int, int]:
@@ -251,11 +275,12 @@ def _attend(
     k: Tensor,
     v: Tensor,
     relative: RelativeVectors | None,
+    sinks: Tensor | None,
     chunks: Sequence[Chunk],
     scale: float,
     dropout: WeightDropout | None,
 ) -> Tensor:
-    scores = _Scores(q, relative, chunks, scale)
+    scores = _Scores(q, relative, sinks, chunks, scale)
     factors = dropout.masks(q, chunks) if dropout else None
     result = torch.empty(q.shape, dtype=q.dtype)
     q, k, v, out = (x.transpose(0, 1) for x in (q, k, v, result))
@@ -265,8 +290,10 @@ def _attend(
             # the kernel reads keys and values many times: 1.03 times as fast from contiguous memory
             keys, values = keys.contiguous(), values.contiguous()
             rate = dropout.rate if dropout else 0.0
+            if sinks is not None:
+                queries, keys, values = add_sink_key(queries, keys, values, sinks, scale)
             attended = F.scaled_dot_product_attention(queries[None], keys[None], values[None], None, rate, scale=scale)
-            attended = attended[0]
+            attended = attended[0, ..., : v.shape[-1]]
         else:
             weights = scores.weights(chunk, q, k, queries, keys)
             attended = torch.bmm(weights if factors is None else weights.mul_(factors(weights)), values)
@@ -277,21 +304,22 @@ def _attend(
 def _gradients(
     inputs: tuple[Tensor, ...],
     relative: RelativeVectors | None,
+    sinks: Tensor | None,
     chunks: Sequence[Chunk],
     scale: float,
     dropout: WeightDropout | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of q, k, v and the relative keys and queries.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of q, k, v, the relative keys and queries, and the sinks.
 
     `inputs` are q, k, v and the gradient of the output.
     """
     q, k, v, gradient = inputs
-    recomputed, buffer = _Scores(gradient, relative, chunks, scale), _buffer(gradient, chunks)
+    recomputed, buffer = _Scores(gradient, relative, sinks, chunks, scale), _buffer(gradient, chunks)
     factors = dropout.masks(gradient, chunks) if dropout else None
     start = torch.empty if all(chunk.owns_keys for chunk in chunks) else torch.zeros
     results = [start(x.shape, dtype=x.dtype) for x in (q, k, v)]
     of_distances = (None, None) if relative is None else (relative.keys, relative.queries)
-    of_keys, of_queries = (None if x is None else torch.zeros_like(x) for x in of_distances)
+    of_keys, of_queries, of_sinks = (None if x is None else torch.zeros_like(x) for x in (*of_distances, sinks))
     q, k, v, gradient = (x.transpose(0, 1) for x in (q, k, v, gradient))
     q_gradient, k_gradient, v_gradient = (x.transpose(0, 1) for x in results)
     for chunk in chunks:
@@ -305,6 +333,10 @@ def _gradients(
             scores.mul_(mask)
             kept = weights * mask
         chunk.add_keys(v_gradient, _product(kept.transpose(1, 2), above))
+        if of_sinks is not None:
+            # a sink has no value, so its gradient is that of the weights times the weight that it takes from them
+            taken = (1 - weights.sum(dim=-1)) * torch.linalg.vecdot(weights, scores)
+            of_sinks -= taken.sum(dim=1).unflatten(0, (chunk.rows, -1)).sum(dim=0)
         torch.ops.aten._softmax_backward_data.out(scores, weights, -1, scores.dtype, grad_input=scores)
         chunk.write_queries(q_gradient, _product(scores, keys, scale))
         chunk.add_keys(k_gradient, _product(scores.transpose(1, 2), queries, scale))
@@ -319,7 +351,24 @@ def _gradients(
                 recomputed.products,
                 (q_gradient[:, chunk.queries], k_gradient[:, chunk.keys], of_keys, of_queries),
             )
-    return results[0], results[1], results[2], of_keys, of_queries
+    return results[0], results[1], results[2], of_keys, of_queries, of_sinks
+
+
+def add_sink_key(
+    q: Tensor,  # [..., heads, queries, d]
+    k: Tensor,  # [..., heads, keys, d]
+    v: Tensor,
+    sinks: Tensor,  # [heads]
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Append a key whose score is the sink of its head for every query, and a value of 0.
+
+    Both take one more unit, which is 1 in queries and 0 in other keys and values. So a fused kernel needs no mask for
+    it, and gradients reach the sinks.
+    """
+    score = (sinks.to(k.dtype) / scale)[:, None, None].expand(*k.shape[:-2], 1, 1)
+    key = torch.cat((torch.zeros_like(k[..., :1, :]), score), dim=-1)
+    return F.pad(q, (0, 1), value=1.0), torch.cat((F.pad(k, (0, 1)), key), dim=-2), F.pad(v, (0, 1, 0, 1))
 
 
 def _product(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
