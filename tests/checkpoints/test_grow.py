@@ -51,6 +51,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "deep": {"norm_fn": "deep"},
     "dynamic tanh": {"norm_fn": "dynamic_tanh"},
     "parallel": {**MODERN, "parallel_block": True},
+    "gated head": {"mlm_head_glu": True, "embedding_size": 16},
+    "norm scaling": {"norm_pos": "pre", "norm_scaling": True},
     "sinks": {"attention_sinks": True},
     "sandwich": {"norm_pos": "sandwich"},
     "roberta": {"position_offset": 2, "pad_token_id": 1},

@@ -24,6 +24,7 @@ from tests.nn.test_matrix import (
     FACTORISED,
     GATES,
     NGPT,
+    NORM_SCALING,
     NORMS,
     OTHERS,
     SCALES,
@@ -39,7 +40,19 @@ SEGMENTS = segments_of(PACKED, ROWS.shape[1])
 
 
 #: A third of each product has each of its values; the rest is for `make test-slow`.
-QUICK = [*NORMS[::3], *ATTENTION[::3], *NGPT[::3], *OTHERS, *SCALES, *GATES, *SINKS, *APART, *FACTORISED, *SHARED]
+QUICK = [
+    *NORMS[::3],
+    *ATTENTION[::3],
+    *NGPT[::3],
+    *OTHERS,
+    *SCALES,
+    *NORM_SCALING,
+    *GATES,
+    *SINKS,
+    *APART,
+    *FACTORISED,
+    *SHARED,
+]
 
 
 def few_layers(choice: dict) -> dict:

@@ -40,9 +40,13 @@ def pair(task: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"tie_word_embeddings": False, "mlm_head_size": 12, "embedding_size": 8}, {"ngpt": True, "norm_pos": "none",
-      "ngpt_logit_scale": True}],
-)  # fmt: skip
+    [
+        {},
+        {"mlm_head_glu": True},
+        {"tie_word_embeddings": False, "mlm_head_size": 12, "embedding_size": 8},
+        {"ngpt": True, "norm_pos": "none", "ngpt_logit_scale": True},
+    ],
+)
 def test_masked_lm_matches_torch(options: Any) -> None:
     theirs, model = pair("masked-lm", **options)
     labels = torch.where(torch.rand(IDS.shape) < 0.4, IDS, -100)

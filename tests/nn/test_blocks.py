@@ -23,8 +23,10 @@ from bertblocks import (
     BertBlocksForSequenceClassification,
     BertBlocksForTokenClassification,
     BertBlocksModel,
+    ConfigError,
     SequenceLayout,
 )
+from bertblocks.analysis import analyze
 from bertblocks.models import masked_lm as masked_lm_file
 from bertblocks.nn import mlp as mlp_file
 from bertblocks.nn import norm as norm_file
@@ -162,6 +164,34 @@ def test_a_parallel_block_adds_both_sublayers_of_the_same_normalized_input(norm_
     torch.testing.assert_close(block(x, ForwardContext(layout, EagerBackend()))[0], both)
     norms = [module for module in block.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == NORMS_PER_SUBLAYER[norm_pos]
+
+
+@pytest.mark.parametrize("norm_pos", ["pre", "sandwich", "pre_and_post"])
+def test_norm_scaling_divides_norms_before_sublayers_by_the_root_of_the_depth(norm_pos: Any) -> None:
+    config = tiny_config(norm_pos=norm_pos, norm_scaling=True)
+    for index in range(3):
+        block, x, layout = randomize(get_block(config, index)), torch.randn(6, 32), one_sequence(6)
+        first, second, wire = block.attention_residual, block.mlp_residual, WIRING[norm_pos]
+
+        def scaled(norm: Any, depth: int = index + 1) -> Any:
+            return lambda hidden: norm(hidden) / math.sqrt(depth)
+
+        middle = wire(x, attend(block, layout), scaled(first.pre_norm), first.post_norm)
+        expected = wire(middle, block.mlp, scaled(second.pre_norm), second.post_norm)
+        torch.testing.assert_close(block(x, ForwardContext(layout, EagerBackend()))[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm_pos": "post"}, "norm_scaling is True; it requires a norm before a sublayer, but norm_pos is 'post'"),
+        ({"ngpt": True}, "norm_scaling is True; it requires a norm before a sublayer, but norm_pos is 'none'"),
+        ({"norm_pos": "pre", "num_hidden_groups": 1}, "it requires layers that do not share their weights"),
+    ],
+)
+def test_norm_scaling_that_would_do_nothing_or_has_no_depth_raises(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(norm_scaling=True, **options)
 
 
 def test_deepnorm_scales_the_residual_stream() -> None:
@@ -874,6 +904,25 @@ def test_renormalize_weights_does_nothing_unless_the_config_asks_for_it(options:
     model.renormalize_weights()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("options", [{}, {"embedding_size": 8, "mlm_head_size": 12, "mlm_head_bias": False}])
+def test_a_gated_head_multiplies_the_activation_of_its_first_half_with_the_second(options: Any) -> None:
+    model = randomize(BertBlocksForMaskedLM(tiny_config(mlm_head_glu=True, mlm_head_act="silu", **options)))
+    head, x = model.head, torch.randn(5, 32)
+    inner = x if head.inner is None else F.silu(head.inner(x))
+    w, v = head.dense.weight.chunk(2)
+    b, c = (0, 0) if head.dense.bias is None else head.dense.bias.chunk(2)
+    expected = F.layer_norm(F.silu(inner @ w.T + b) * (inner @ v.T + c), [len(w)], head.norm.weight, head.norm.bias)
+    torch.testing.assert_close(model.logits(x), model.decoder(expected), atol=1e-4, rtol=1e-4)
+    size = head.dense.in_features * len(w)
+    plain, gated = (analyze(tiny_config(mlm_head_glu=on, **options), "masked-lm", [10]) for on in (False, True))
+    assert gated.costs[0].flops["head"] - plain.costs[0].flops["head"] == 2 * 10 * size
+
+
+def test_a_gated_head_without_its_dense_layer_raises() -> None:
+    with pytest.raises(ConfigError, match="mlm_head_glu is True; it requires mlm_head_dense true"):
+        tiny_config(mlm_head_glu=True, mlm_head_dense=False)
 
 
 def test_the_logit_scale_multiplies_the_logits() -> None:

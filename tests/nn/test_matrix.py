@@ -84,6 +84,11 @@ SCALES: list[dict[str, Any]] = [
     },
     {"norm_weight": "none", "norm_pos": "pre_and_post", "residual_scale": 2.0, "local_attention": True},
 ]
+NORM_SCALING: list[dict[str, Any]] = [
+    {"norm_scaling": True, "norm_pos": "pre"},
+    {"norm_scaling": True, "norm_pos": "sandwich", "parallel_block": True, "norm_fn": "rms"},
+    {"norm_scaling": True, "attention_norm_pos": "pre", "first_attention_norm": False},
+]
 GATES: list[dict[str, Any]] = [
     {"attention_gate": "headwise", "norm_pos": "pre"},
     {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
@@ -139,6 +144,7 @@ CHOICES = [
     *DISENTANGLED,
     *CONVOLUTIONS,
     *SCALES,
+    *NORM_SCALING,
     *GATES,
     *SINKS,
     *APART,

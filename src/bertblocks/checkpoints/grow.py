@@ -51,6 +51,7 @@ SAME_KEYS = (
     "final_norm",
     "norm_bias",
     "norm_weight",
+    "norm_scaling",
     "attention_fn",
     "attention_sinks",
     "layer_sharing",
@@ -75,6 +76,7 @@ SAME_KEYS = (
     "mlp_out_bias",
     "tie_word_embeddings",
     "mlm_head_dense",
+    "mlm_head_glu",
     "mlm_head_act",
     "mlm_head_bias",
     "mlm_head_norm",
@@ -123,8 +125,9 @@ AXES: dict[str, str] = {
     r"norm\.alpha": "same",
     r"\bhead\.inner\.weight": "head <hidden",
     r"\bhead\.inner\.bias": "head",
-    r"\bhead\.dense\.weight": "embedding <head",
-    r"\bhead\.(dense\.bias|norm\.weight|norm\.bias)": "embedding",
+    r"\bhead\.dense\.weight": "dense <head",
+    r"\bhead\.dense\.bias": "dense",
+    r"\bhead\.norm\.(weight|bias)": "embedding",
     r"\bdecoder\.weight": "same <embedding",
     r"\b(order|classifier|tagger|spans|detector)\.weight": "same <hidden",
     r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans|detector)\.bias)": "same",
@@ -259,6 +262,9 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
         axis = "hidden" if old.embedding_norm_after_projection else "embedding"
     if axis == "head":
         return _tile(old.mlm_head_size or old.hidden_size, new.mlm_head_size or new.hidden_size)
+    if axis == "dense":
+        units = _tile(old.embedding_size, new.embedding_size)
+        return torch.cat([units, units + old.embedding_size]) if old.mlm_head_glu else units
     if axis == "up":
         parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[old.mlp_type], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)

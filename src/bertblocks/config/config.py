@@ -127,6 +127,10 @@ class BertBlocksConfig(PreTrainedConfig):
     norm_eps: float = 1e-12
     #: Whether norms have a bias.
     norm_bias: bool = True
+    #: Whether the norms in front of attention and feed-forward are multiplied by 1 / sqrt(l) in layer l, counted from 1
+    #: (Sun et al., 2025). Evidence: positive for decoders with pre norms (arXiv 2502.05795); no comparison of encoders
+    #: is known.
+    norm_scaling: bool = False
     #: Factor on the token embeddings, before types, positions and norm; Gemma's is the root of hidden_size. It does not
     #: apply to inputs_embeds.
     embedding_scale: float = 1.0
@@ -252,7 +256,8 @@ class BertBlocksConfig(PreTrainedConfig):
     init_kind: str = IMPLIED
     #: Standard deviation of initial weights.
     initializer_range: float = 0.02
-    #: Standard deviation of initial embeddings. Implied: initializer_range.
+    #: Standard deviation of initial embeddings. 5.8e-5, that of RWKV's small embeddings (uniform up to 1e-4), needs
+    #: embedding_norm. Implied: initializer_range.
     embedding_initializer_range: float = IMPLIED
     #: Number of standard deviations at which a truncated normal is cut.
     initializer_cutoff_factor: float = 2.0
@@ -268,6 +273,9 @@ class BertBlocksConfig(PreTrainedConfig):
     mlm_head_dense: bool = True
     #: Activation of the masked-LM head. Implied: hidden_act.
     mlm_head_act: str = IMPLIED
+    #: Whether this dense layer is a gated linear unit, act(W x) * V x instead of act(W x), of twice its size. Evidence:
+    #: upstream BertBlocks has it with feed-forward networks of type glu; no comparison is known.
+    mlm_head_glu: bool = False
     #: Whether the dense layer of the masked-LM head has a bias.
     mlm_head_bias: bool = True
     #: Whether the masked-LM head has a norm.

@@ -279,6 +279,12 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
         no_norm,
         f"false requires a norm before attention, but attention_norm_pos is {first!r}",
     )
+    layers = [c.for_layer(index) for index in range(c.num_hidden_layers)] if c.norm_scaling else []
+    before = any(NORM_POSITIONS[pos][0] for x in layers for pos in (x.attention_norm_pos, x.mlp_norm_pos))
+    why = f"it requires a norm before a sublayer, but norm_pos is {c.norm_pos!r}; use 'pre' or 'sandwich'"
+    yield "norm_scaling", c.norm_scaling and not before, why
+    is_shared = c.norm_scaling and c.num_hidden_groups < c.num_hidden_layers
+    yield "norm_scaling", is_shared, "it requires layers that do not share their weights, because it depends on depth"
     yield "token_dropout", c.token_dropout and c.mask_token_id is None, "it requires mask_token_id"
     reads_first = c.classifier_head == "pooler" and c.classifier_pooling != "cls"
     yield "classifier_pooling", reads_first, "classifier_head 'pooler' reads the first token; use 'dense' or 'none'"
@@ -288,6 +294,7 @@ def _model_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     yield "classifier_head_before_pooling", no_head, f"it requires classifier_head 'dense', not {c.classifier_head!r}"
     no_width = c.mlm_head_size is not None and (c.mlm_head_size < 1 or not c.mlm_head_dense)
     yield "mlm_head_size", no_width, "it must be at least 1 and requires mlm_head_dense true"
+    yield "mlm_head_glu", c.mlm_head_glu and not c.mlm_head_dense, "it requires mlm_head_dense true"
     yield from _embedding_combinations(c)
     yield from _sharing_combinations(c)
     is_even = c.input_conv_size and c.input_conv_size % 2 == 0

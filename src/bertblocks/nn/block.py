@@ -13,7 +13,7 @@ from bertblocks.nn.attention import Attention, ForwardContext, get_attention
 from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
-from bertblocks.nn.norm import get_norm, get_skip_scale
+from bertblocks.nn.norm import get_norm, get_norm_scale, get_skip_scale
 from bertblocks.nn.shortcut import InputMixing
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ NORM_POSITIONS: dict[str, tuple[bool, bool, bool]] = {
 class Residual(nn.Module):
     """The residual connection around one sublayer, with its norms.
 
-    `combine` computes the sum of the residual stream and the sublayer's output in another way.
+    `norm_scale` is a factor on what the sublayer reads, after its norm. `combine` computes the sum of the residual
+    stream and the sublayer's output in another way.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Residual(nn.Module):
         branch_scale: float = 1.0,
         skip_pre_norm: bool = False,
         combine: nn.Module | None = None,
+        norm_scale: float = 1.0,
     ) -> None:
         super().__init__()
         before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
@@ -53,6 +55,12 @@ class Residual(nn.Module):
         self.post_norm = make_norm() if after else nn.Identity()
         self.skip_scale, self.branch_scale = skip_scale, branch_scale
         self.combine = combine
+        self.norm_scale = norm_scale if before else 1.0
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return what the sublayer reads."""
+        normed = self.pre_norm(x)
+        return normed if self.norm_scale == 1.0 else normed * self.norm_scale
 
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
         residual = x if self.skip_scale == 1.0 else x * self.skip_scale
@@ -89,13 +97,13 @@ class Block(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if self.input_mixing is not None:
             x = self.input_mixing(x, context.start)
-        normed = self.attention_residual.pre_norm(x)
+        normed = self.attention_residual.enter(x)
         branch, weights = self.attention(normed, context, token_indices)
         x = index_tokens(x, token_indices)
         if self.mlp_residual is None:
             return self.attention_residual.join(x, branch + self.mlp(index_tokens(normed, token_indices))), weights
         x = self.attention_residual.join(x, branch)
-        return self.mlp_residual.join(x, self.mlp(self.mlp_residual.pre_norm(x))), weights
+        return self.mlp_residual.join(x, self.mlp(self.mlp_residual.enter(x))), weights
 
 
 def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module | None = None) -> Block | NGPTBlock:
@@ -109,7 +117,8 @@ def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module |
     def residual(norm_pos: str, skip_pre_norm: bool = False) -> Residual:
         scales = get_skip_scale(config), config.residual_scale
         combine = None if config.residual_fn == "add" else RESIDUALS[config.residual_fn].from_config(config)
-        return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm, combine)
+        norm_scale = get_norm_scale(config, index)
+        return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm, combine, norm_scale)
 
     attention = get_attention(Attention, config, is_local, shared_position)
     attention_residual = residual(config.attention_norm_pos, index == 0 and not config.first_attention_norm)

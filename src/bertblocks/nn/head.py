@@ -95,7 +95,10 @@ class ContactHead(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """dropout -> dense -> activation -> norm. Dropout and norm are optional; `inner_size` puts a dense layer first."""
+    """dropout -> dense -> activation -> norm. Dropout and norm are optional; `inner_size` puts a dense layer first.
+
+    If `is_gated`, dense and activation are a gated linear unit.
+    """
 
     def __init__(
         self,
@@ -106,11 +109,14 @@ class DenseHead(nn.Module):
         dropout: float = 0.0,
         out_size: int | None = None,
         inner_size: int | None = None,
+        is_gated: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
         self.inner = None if inner_size is None else Linear(hidden_size, inner_size, bias, role="head")
-        self.dense = Linear(inner_size or hidden_size, out_size or hidden_size, bias, role="head")
+        parts = [out_size or hidden_size] * (2 if is_gated else 1)
+        self.dense = Linear(inner_size or hidden_size, sum(parts), bias, role="head", parts=parts)
+        self.is_gated = is_gated
         self.activation = get_activation(activation)
         self.norm = norm
 
@@ -118,7 +124,11 @@ class DenseHead(nn.Module):
         x = self.dropout(x)
         if self.inner is not None:
             x = self.activation(self.inner(x))
-        x = self.activation(self.dense(x))
+        if self.is_gated:
+            gate, value = self.dense(x).chunk(2, dim=-1)
+            x = self.activation(gate) * value
+        else:
+            x = self.activation(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
 
@@ -153,6 +163,7 @@ def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
         norm,
         out_size=size,
         inner_size=config.mlm_head_size,
+        is_gated=config.mlm_head_glu,
     )
 
 

@@ -198,6 +198,11 @@ def get_skip_scale(config: BertBlocksConfig) -> float:
     return 1.0 if scale is None else scale(config.num_hidden_layers)
 
 
+def get_norm_scale(config: BertBlocksConfig, index: int) -> float:
+    """Return the factor on the norms in front of the sublayers of layer `index` (Sun et al., 2025)."""
+    return (index + 1) ** -0.5 if config.norm_scaling else 1.0
+
+
 def get_norm(config: BertBlocksConfig, size: int | None = None) -> nn.Module:
     """Build the norm that a config names, over `hidden_size` units unless `size` is given."""
     norm, size = NORMS[config.norm_fn], size or config.hidden_size

@@ -19,7 +19,7 @@ from bertblocks.flax.numerics import upcast
 from bertblocks.nn.block import NORM_POSITIONS
 from bertblocks.nn.initialization import NGPT_BASE_SCALE
 from bertblocks.nn.ngpt import NGPT_ALPHA
-from bertblocks.nn.norm import get_skip_scale
+from bertblocks.nn.norm import get_norm_scale, get_skip_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -31,15 +31,23 @@ class Residual(nnx.Module):
     """The path around one sublayer: where its norms sit and how it joins the residual stream."""
 
     def __init__(
-        self, norm_pos: str, make_norm: Callable[[], Norm], skip_scale: float, branch_scale: float, skip_pre_norm: bool
+        self,
+        norm_pos: str,
+        make_norm: Callable[[], Norm],
+        skip_scale: float,
+        branch_scale: float,
+        norm_scale: float,
+        skip_pre_norm: bool,
     ) -> None:
         before, after, self.norm_inside = NORM_POSITIONS[norm_pos]
         self.pre_norm = make_norm() if before and not skip_pre_norm else None
         self.post_norm = make_norm() if after else None
         self.skip_scale, self.branch_scale = skip_scale, branch_scale
+        self.norm_scale = norm_scale if before else 1.0
 
     def enter(self, x: Array) -> Array:
-        return x if self.pre_norm is None else self.pre_norm(x)
+        normed = x if self.pre_norm is None else self.pre_norm(x)
+        return normed if self.norm_scale == 1.0 else normed * self.norm_scale
 
     def join(self, x: Array, branch: Array) -> Array:
         if self.post_norm is not None and self.norm_inside:
@@ -162,7 +170,7 @@ def get_block(config: BertBlocksConfig, index: int) -> Block | NGPTBlock:
         return NGPTBlock(config.hidden_size, attention, get_mlp(config))
 
     def residual(norm_pos: str, skip_pre_norm: bool = False) -> Residual:
-        scales = get_skip_scale(config), config.residual_scale
+        scales = get_skip_scale(config), config.residual_scale, get_norm_scale(config, index)
         return Residual(norm_pos, lambda: get_norm(config), *scales, skip_pre_norm)
 
     attention_residual = residual(config.attention_norm_pos, index == 0 and not config.first_attention_norm)

@@ -74,7 +74,10 @@ class ContactHead(nnx.Module):
 
 
 class DenseHead(nnx.Module):
-    """dropout -> dense -> activation -> norm; `inner_size` adds a dense layer with activation before."""
+    """dropout -> dense -> activation -> norm; `inner_size` adds a dense layer with activation before.
+
+    If `is_gated`, dense and activation are a gated linear unit.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,12 @@ class DenseHead(nnx.Module):
         dropout: float = 0.0,
         out_size: int | None = None,
         inner_size: int | None = None,
+        is_gated: bool = False,
     ) -> None:
         self.dropout = dropout
         self.inner = None if inner_size is None else Linear(hidden_size, inner_size, bias)
-        self.dense = Linear(inner_size or hidden_size, out_size or hidden_size, bias)
+        self.dense = Linear(inner_size or hidden_size, (out_size or hidden_size) * (2 if is_gated else 1), bias)
+        self.is_gated = is_gated
         self.activation = get_activation(activation)
         self.norm = norm
 
@@ -96,7 +101,11 @@ class DenseHead(nnx.Module):
         x = dropout(x, self.dropout, rngs)
         if self.inner is not None:
             x = self.activation(self.inner(x))
-        x = self.activation(self.dense(x))
+        if self.is_gated:
+            gate, value = jnp.split(self.dense(x), 2, axis=-1)
+            x = self.activation(gate) * value
+        else:
+            x = self.activation(self.dense(x))
         return x if self.norm is None else self.norm(x)
 
 
@@ -125,6 +134,7 @@ def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
         norm,
         out_size=size,
         inner_size=config.mlm_head_size,
+        is_gated=config.mlm_head_glu,
     )
 
 
