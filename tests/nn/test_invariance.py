@@ -16,7 +16,7 @@ def configs(draw: Any) -> Any:
     options = {
         "norm_fn": draw(st.sampled_from(["layer", "rms", "group", "dynamic_tanh", "deep"])),
         "norm_eps": 1e-5,
-        "mlp_type": draw(st.sampled_from(["mlp", "glu"])),
+        "mlp_type": draw(st.sampled_from(["mlp", "glu", "moe"])),
         "hidden_act": draw(st.sampled_from(["gelu", "silu", "relu", "tanh"])),
         "embd_pos_enc_kind": draw(st.sampled_from(["learned", "sinusoidal", "none"])),
         "block_pos_enc_kind": draw(st.sampled_from(["rope", "alibi", "t5", "disentangled", "none"])),

@@ -89,6 +89,12 @@ NORM_SCALING: list[dict[str, Any]] = [
     {"norm_scaling": True, "norm_pos": "sandwich", "parallel_block": True, "norm_fn": "rms"},
     {"norm_scaling": True, "attention_norm_pos": "pre", "first_attention_norm": False},
 ]
+EXPERTS: list[dict[str, Any]] = [
+    {"mlp_type": "moe", "num_experts": 4, "norm_pos": "pre"},
+    {"mlp_type": "moe", "num_experts": 5, "experts_per_token": 3, "expert_type": "glu", "parallel_block": True},
+    {"layer_overrides": {1: {"mlp_type": "moe", "experts_per_token": 1, "shared_expert": True}}},
+    {"mlp_type": "moe", "num_experts": 3, "normalize_expert_weights": False, "num_hidden_groups": 1},
+]
 GATES: list[dict[str, Any]] = [
     {"attention_gate": "headwise", "norm_pos": "pre"},
     {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
@@ -145,6 +151,7 @@ CHOICES = [
     *CONVOLUTIONS,
     *SCALES,
     *NORM_SCALING,
+    *EXPERTS,
     *GATES,
     *SINKS,
     *APART,

@@ -34,7 +34,7 @@ def test_the_logit_joins_the_softmax(backend: str) -> None:
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 5, 7]), (7,))
     context = AttentionContext(layout, AttentionPattern(has_sinks=True), 0.5, sinks=sinks)
     attended = BACKENDS[backend]().attend(q, k, v, context)
-    expected = torch.cat([naive(*(x[part] for x in (q, k, v)), sinks, 0.5) for part in (slice(0, 5), slice(5, 7))])
+    expected = torch.cat([naive(q[part], k[part], v[part], sinks, 0.5) for part in (slice(0, 5), slice(5, 7))])
     torch.testing.assert_close(attended, expected)
 
 
@@ -62,7 +62,7 @@ def test_weights_leave_out_what_the_sink_takes() -> None:
 
 
 def test_sinks_start_small_and_count_as_parameters() -> None:
-    model = BertBlocksModel(tiny_config(attention_sinks=True))
+    model: Any = BertBlocksModel(tiny_config(attention_sinks=True))
     logits = torch.cat([layer.attention.sinks.logits for layer in model.encoder.layers])
     assert logits.unique().numel() == 12
     assert logits.abs().max() <= 0.6  # two standard deviations

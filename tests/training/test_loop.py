@@ -251,3 +251,40 @@ def test_compiled_layers_give_the_losses_of_plain_ones(tmp_path: Path) -> None:
         train(tmp_path / value, f"run.compile={value}")
         curves.append([line["loss"] for line in read_metrics(tmp_path / value / "metrics.jsonl") if "loss" in line])
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+def test_metrics_show_what_the_routers_of_experts_did(tmp_path: Path) -> None:
+    model = make_model(mlp_type="moe", num_experts=4, layer_overrides={1: {"num_experts": 2}})
+    seen: list[Any] = []
+    encode = model.model.encode
+
+    def record(*args: Any, **options: Any) -> Any:
+        encoded = encode(*args, **options)
+        seen.append(encoded.routing)
+        return encoded
+
+    model.model.encode = record  # type: ignore[method-assign]
+    train(tmp_path, "phases.0.duration=1", "run.micro_batch_tokens=128", "run.evaluation.every=2", model=model)
+    line = read_metrics(tmp_path / "metrics.jsonl")[0]
+    batches = [routing for routing in seen if routing]
+    assert len(batches) == 2
+
+    def mean(read: Any) -> float:
+        values = [float(read(routing)) for routing in batches]
+        return sum(values) / len(values)
+
+    expected = {
+        "router_load_0": mean(lambda layers: (layers[0].load[0] + layers[1].load[0]) / 2),
+        "router_load_3": mean(lambda layers: layers[0].load[3]),  # the second layer has two experts
+        "router_entropy": mean(lambda layers: (layers[0].entropy + layers[1].entropy) / 2),
+        "router_balance_loss": mean(lambda layers: (layers[0].balance_loss + layers[1].balance_loss) / 2),
+        "router_z_loss": mean(lambda layers: (layers[0].z_loss + layers[1].z_loss) / 2),
+        "router_dropped": 0.0,
+    }
+    assert {key: line[key] for key in expected} == pytest.approx(expected, abs=1e-6)
+    assert "router_load_4" not in line
+
+
+def test_a_dense_model_has_no_metrics_of_routers(tmp_path: Path) -> None:
+    train(tmp_path, "phases.0.duration=1")
+    assert not any(key.startswith("router") for line in read_metrics(tmp_path / "metrics.jsonl") for key in line)

@@ -96,7 +96,7 @@ def summarize(config: BertBlocksConfig) -> str:
     parts = [
         f"{config.num_hidden_layers} layers of {config.hidden_size}",
         heads,
-        f"{config.mlp_type} of {config.intermediate_size} ({config.hidden_act})",
+        _summarize_mlp(config),
         norm,
         f"positions {' and '.join(positions) or 'none'}",
         f"vocabulary {config.vocab_size:,}",
@@ -111,6 +111,13 @@ def summarize(config: BertBlocksConfig) -> str:
             1, f"{local} of them local ({window})" if local < config.num_hidden_layers else f"local ({window})"
         )
     return ", ".join(parts)
+
+
+def _summarize_mlp(config: BertBlocksConfig) -> str:
+    size = f"of {config.intermediate_size} ({config.hidden_act})"
+    if config.mlp_type != "moe":
+        return f"{config.mlp_type} {size}"
+    return f"{config.experts_per_token} of {config.num_experts} experts, each {config.expert_type} {size}"
 
 
 __all__ = [

@@ -11,6 +11,7 @@ from bertblocks.analysis.tree import Node, module_tree, write_indexes
 from bertblocks.models import BertBlocksForSequenceClassification, BertBlocksModel, BertBlocksPreTrainedModel
 from bertblocks.nn.attention import Attention
 from bertblocks.nn.block import Block, Residual
+from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.nn.position import LearnedPosition
 
 
@@ -174,6 +175,10 @@ def _attention_label(attention: Attention) -> str:
 
 
 def _mlp_label(mlp: nn.Module) -> str:
+    if isinstance(mlp, MixtureOfExperts):
+        shared = "" if mlp.shared is None else ", one for all"
+        count = f"{len(mlp.experts)} experts, {mlp.experts_per_token} per token{shared}"
+        return "<br/>".join([count, _mlp_label(mlp.experts[0])])
     linears = [module for module in mlp.modules() if isinstance(module, nn.Linear)]
     sizes = [f"{linear.in_features} to {linear.out_features}" for linear in linears]
     activation = getattr(mlp, "activation", None)

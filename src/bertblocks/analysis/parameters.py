@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.nn.moe import MixtureOfExperts
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -30,12 +31,15 @@ def count_parameters(model: BertBlocksPreTrainedModel) -> dict[str, int]:
     """Counts parameters by part and in total.
 
     A tied decoder counts once, as the token embedding; layers that share weights count once too. The projection of
-    factorized embeddings counts as token embedding, the norm of a head as head.
+    factorized embeddings counts as token embedding, the norm of a head as head. With mixtures of experts,
+    "active" counts the parameters that one token uses.
     """
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
         counts[part_of(name)] += parameter.numel()
-    return {**counts, "total": sum(counts.values())}
+    total = sum(counts.values())
+    idle = sum(module.num_idle_parameters() for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return {**counts, "total": total, **({"active": total - idle} if idle else {})}
 
 
 def part_of(name: str) -> str:

@@ -34,6 +34,11 @@ SAME_KEYS = (
     "mlp_norm_pos",
     "parallel_block",
     "mlp_type",
+    "num_experts",
+    "experts_per_token",
+    "expert_type",
+    "shared_expert",
+    "normalize_expert_weights",
     "hidden_act",
     "embd_pos_enc_kind",
     "block_pos_enc_kind",
@@ -115,10 +120,12 @@ AXES: dict[str, str] = {
     r"attention\.(query|key)_norm\.weight": "same",
     r"attention\.sqk": "queries",
     r"attention\.sinks\.logits": "heads",
-    r"mlp\.up\.weight": "up <hidden",
-    r"mlp\.(up\.bias|suv)": "up",
-    r"mlp\.down\.weight": "hidden <inner",
-    r"(attention\.out|mlp\.down|(pooler|classifier_head|detector_head)\.dense)\.bias": "hidden",
+    r"mlp(\.experts\.\d+|\.shared)?\.up\.weight": "up <hidden",
+    r"mlp(\.experts\.\d+|\.shared)?\.(up\.bias|suv)": "up",
+    r"mlp(\.experts\.\d+|\.shared)?\.down\.weight": "hidden <inner",
+    r"mlp\.router\.weight": "same <hidden",
+    r"mlp(\.experts\.\d+|\.shared)?\.down\.bias": "hidden",
+    r"(attention\.out|(pooler|classifier_head|detector_head)\.dense)\.bias": "hidden",
     r"(attention|mlp)_alpha": "hidden",
     r"(pooler|classifier_head|detector_head)\.dense\.weight": "hidden <hidden",
     r"(pre_norm|post_norm|final_norm|(classifier_head|detector_head)\.norm)\.(weight|bias)": "hidden",
@@ -266,7 +273,8 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
         units = _tile(old.embedding_size, new.embedding_size)
         return torch.cat([units, units + old.embedding_size]) if old.mlm_head_glu else units
     if axis == "up":
-        parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[old.mlp_type], "num_up", 1)
+        kind = old.expert_type if old.mlp_type == "moe" else old.mlp_type
+        parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[kind], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)
         return torch.cat([inner + part * old.intermediate_size for part in range(parts)])
     if axis in ("queries", "keys", "qkv"):

@@ -36,7 +36,10 @@ def compare(
     a, b = sources
     differences = _differences(a.config, b.config)
     models = build(a.config, task), build(b.config, task)
-    parameters = _pair(*(count_parameters(model) for model in models))
+    counts = [count_parameters(model) for model in models]
+    if any("active" in count for count in counts):
+        counts = [{**count, "active": count.get("active", count["total"])} for count in counts]
+    parameters = _pair(*counts)
     flops = {
         length: _pair(
             *({part: count / length for part, count in count_flops(model, length).items()} for model in models)

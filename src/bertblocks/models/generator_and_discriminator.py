@@ -100,6 +100,7 @@ class GeneratorAndDiscriminator(TrainingModel):
         assert indices is not None
         logits, targets = upcast(self.generator.logits(encoded.hidden)), labels[indices]
         generator_total = F.cross_entropy(logits, targets, reduction="sum")
+        generator_total = encoded.add_router_loss(generator_total, len(targets))
         with torch.no_grad():
             noise = torch.empty_like(logits).exponential_(generator=random)
             samples = (logits - noise.log()).argmax(dim=1)  # the Gumbel trick

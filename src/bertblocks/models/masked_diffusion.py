@@ -93,9 +93,9 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             else:
                 losses = F.cross_entropy(upcast(logits[indices]), targets[indices], reduction="none")
                 weighted = losses @ token_weights.to(losses)
-            if num_items_in_batch is None:
-                num_items_in_batch = real if draws_noise else layout.length_tensor.sum().clamp(min=1)
-            loss = weighted / num_items_in_batch
+            count = real if draws_noise else layout.length_tensor.sum().clamp(min=1)
+            weighted = encoded.add_router_loss(weighted, count)
+            loss = weighted / (count if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=cast(Any, loss),
             logits=None if logits is None else layout.scatter(logits),

@@ -170,6 +170,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         if labels is not None:
             flat_labels = layout.real_labels(labels, IGNORE)
             total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices, z_loss)
+            total = encoded.add_router_loss(total, count)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return MaskedLMOutput(
             loss=cast(Any, loss),

@@ -18,6 +18,7 @@ from bertblocks.nn.embedding import get_embedding
 from bertblocks.nn.encoder import Encoder
 from bertblocks.nn.head import ContactHead, Pooler, pool
 from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.moe import Routing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +36,12 @@ class Encoded:
     token_indices: Tensor | None
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
+    #: What each router of a mixture of experts did, in training.
+    routing: list[Routing]
+
+    def add_router_loss(self, total: Tensor, count: Tensor | int) -> Tensor:
+        """Add the losses of all routers to the sum of a loss over `count` items, as if every item had them."""
+        return total + count * sum(routing.loss for routing in self.routing) if self.routing else total
 
 
 class BertBlocksModel(BertBlocksPreTrainedModel):
@@ -61,6 +68,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         self.pooler = Pooler(config.hidden_size) if has_pooler else None
         num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
         self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None
+        #: What each router of a mixture of experts did in the last forward pass in training.
+        self.routing: list[Routing] = []
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -121,7 +130,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices, batch.token_ids)
         states = tuple(out.hidden_states) if out.hidden_states else None
         attentions = tuple(out.attentions) if out.attentions else None
-        return Encoded(out.last_hidden_state, layout, indices, states, attentions)
+        self.routing = [routing._replace(loss=routing.loss.detach()) for routing in out.routing]
+        return Encoded(out.last_hidden_state, layout, indices, states, attentions, out.routing)
 
     def predict_contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Predicts the probability that two tokens are in contact: `[batch, length - 2, length - 2]`.

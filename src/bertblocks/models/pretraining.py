@@ -114,6 +114,7 @@ class BertBlocksForPreTraining(LanguageModel):
         if labels is not None:
             flat_labels = layout.real_labels(labels, IGNORE)
             masked_total, count = self.summed_loss(logits, flat_labels, hidden, indices, z_loss)
+            masked_total = encoded.add_router_loss(masked_total, count)
             terms.append(masked_total / count.clamp(min=1))
         if order_labels is not None:
             if order_labels.shape != (layout.num_sequences,):

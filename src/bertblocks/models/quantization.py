@@ -1,7 +1,7 @@
 """int8 inference: 8-bit weights and activations, multiplied by the CPU's integer instructions.
 
 The linear layers of the encoder, the masked-LM head and its decoder are quantized. Embedding tables, norms, the
-attention products, BERT's pooler and the small output layer of a classifier keep their precision.
+attention products, BERT's pooler, routers and the small output layer of a classifier keep their precision.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def replace_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             is_decoder = name == "decoder" and isinstance(child, nn.Linear)
-            if is_decoder or (isinstance(child, Linear) and child.role != "classifier"):
+            if is_decoder or (isinstance(child, Linear) and child.role not in ("classifier", "router")):
                 put(parent, name, QuantizedLinear.from_linear(child))  # type: ignore[arg-type]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

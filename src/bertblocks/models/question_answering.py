@@ -72,6 +72,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         if start_positions is not None and end_positions is not None:
             starts, ends = (start, end) if not layout.is_packed else _by_sequence(scores, layout).unbind(-1)
             terms = [self.summed_loss(starts, start_positions), self.summed_loss(ends, end_positions)]
+            terms = [(encoded.add_router_loss(total, count), count) for total, count in terms]
             means = [total / (count if num_items_in_batch is None else num_items_in_batch) for total, count in terms]
             loss = (means[0] + means[1]) / 2
         return QuestionAnsweringModelOutput(

@@ -97,6 +97,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         loss = None
         if labels is not None:
             total, count = self.summed_loss(logits, labels, class_weights)
+            total = encoded.add_router_loss(total, count)
             loss = total / (count if num_items_in_batch is None else num_items_in_batch)
         return SequenceClassifierOutput(
             loss=cast(Any, loss), logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions

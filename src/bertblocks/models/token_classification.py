@@ -68,6 +68,7 @@ class BertBlocksForTokenClassification(BertBlocksPreTrainedModel):
         loss = None
         if labels is not None:
             total, count = self.summed_loss(logits, layout.real_labels(labels, IGNORE))
+            total = encoded.add_router_loss(total, count)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return TokenClassifierOutput(
             loss=cast(Any, loss),

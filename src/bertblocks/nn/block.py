@@ -12,7 +12,8 @@ from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import Attention, ForwardContext, get_attention
 from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
-from bertblocks.nn.ngpt import NGPTAttention, NGPTBlock
+from bertblocks.nn.moe import MixtureOfExperts
+from bertblocks.nn.ngpt import LayerOutput, NGPTAttention, NGPTBlock
 from bertblocks.nn.norm import get_norm, get_norm_scale, get_skip_scale
 from bertblocks.nn.shortcut import InputMixing
 
@@ -92,18 +93,22 @@ class Block(GradientCheckpointingLayer):
         self.mlp_residual = mlp_residual
         self.input_mixing = input_mixing
 
-    def forward(
-        self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None) -> LayerOutput:
         if self.input_mixing is not None:
             x = self.input_mixing(x, context.start)
         normed = self.attention_residual.enter(x)
         branch, weights = self.attention(normed, context, token_indices)
         x = index_tokens(x, token_indices)
         if self.mlp_residual is None:
-            return self.attention_residual.join(x, branch + self.mlp(index_tokens(normed, token_indices))), weights
+            output, routed = self._feed_forward(index_tokens(normed, token_indices))
+            return self.attention_residual.join(x, branch + output), weights, routed
         x = self.attention_residual.join(x, branch)
-        return self.mlp_residual.join(x, self.mlp(self.mlp_residual.enter(x))), weights
+        output, routed = self._feed_forward(self.mlp_residual.enter(x))
+        return self.mlp_residual.join(x, output), weights, routed
+
+    def _feed_forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, of a mixture of experts, the logits of its router."""
+        return self.mlp(x) if isinstance(self.mlp, MixtureOfExperts) else (self.mlp(x), None)
 
 
 def get_block(config: BertBlocksConfig, index: int, shared_position: nn.Module | None = None) -> Block | NGPTBlock:

@@ -13,6 +13,7 @@ from bertblocks.nn.block import get_block
 from bertblocks.nn.convolution import get_input_convolution
 from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.linear import Linear
+from bertblocks.nn.moe import MixtureOfExperts, Routing
 from bertblocks.nn.norm import get_norm
 from bertblocks.nn.position import get_shared_position
 
@@ -29,6 +30,8 @@ class EncoderOutput:
     hidden_states: list[Tensor] | None
     #: `[rows, heads, length, length]` for each layer; None unless requested.
     attentions: list[Tensor] | None
+    #: What each router did, in training.
+    routing: list[Routing]
 
 
 class Encoder(nn.Module):
@@ -77,6 +80,7 @@ class Encoder(nn.Module):
         context = ForwardContext(layout, backend, output_attentions, token_ids, start=x)
         hidden_states: list[Tensor] | None = [] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None
+        routing: list[Routing] = []
         last = len(self.order) - 1
         for index, group in enumerate(self.order):
             if hidden_states is not None:
@@ -84,7 +88,11 @@ class Encoder(nn.Module):
             # the last layer computes only the selected tokens, unless its whole output is requested too
             selected = token_indices if index == last and hidden_states is None else None
             before = x
-            x, weights = self.layers[group](x, context, selected)
+            x, weights, routed = self.layers[group](x, context, selected)
+            if routed is not None and self.training:
+                mixture: MixtureOfExperts = self.layers[group].mlp  # type: ignore[assignment]
+                real = routed if layout.key_mask is None or selected is not None else routed[layout.key_mask.flatten()]
+                routing.append(mixture.assess(real))
             if index == 0 and self.convolution is not None:
                 x = self.convolution(before, x, layout, selected)
             if attentions is not None:
@@ -93,7 +101,7 @@ class Encoder(nn.Module):
             x = self.final_norm(x)
         if hidden_states is not None:
             x = index_tokens(_record(x, hidden_states, layout), token_indices)
-        return EncoderOutput(x, hidden_states, attentions)
+        return EncoderOutput(x, hidden_states, attentions, routing)
 
 
 def _record(x: Tensor, hidden_states: list[Tensor], layout: SequenceLayout) -> Tensor:

@@ -12,8 +12,9 @@ from bertblocks.nn.ops.linear import linear
 class Linear(nn.Linear):
     """A linear layer whose role decides its initialization and the dimension along which nGPT normalizes it.
 
-    Roles are "embedding" (starts the residual stream), "qkv", "gate", "up", "out" (adds to the residual stream), "head"
-    and "classifier". `parts` lists the output sizes of the matrices stacked in it, such as queries, keys and values.
+    Roles are "embedding" (starts the residual stream), "qkv", "gate", "up", "out" (adds to the residual stream),
+    "router", "head" and "classifier". `parts` lists the output sizes of the matrices stacked in it, such as queries,
+    keys and values.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class MLP(nn.Module):
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig) -> Self:
-        return cls(**_options(config))
+        return cls(**mlp_options(config))
 
     def hidden(self, up: Tensor) -> Tensor:
         """Turn the up projection `[tokens, num_up * intermediate_size]` into `[tokens, intermediate_size]`."""
@@ -128,10 +128,10 @@ def get_mlp(config: BertBlocksConfig) -> nn.Module:
     mlp_class = NGPTMLP if config.ngpt else MLPS[config.mlp_type]
     if hasattr(mlp_class, "from_config"):
         return mlp_class.from_config(config)
-    return mlp_class(**_options(config))
+    return mlp_class(**mlp_options(config))
 
 
-def _options(config: BertBlocksConfig) -> dict[str, Any]:
+def mlp_options(config: BertBlocksConfig) -> dict[str, Any]:
     """Return what every feed-forward network is built from."""
     return {
         "hidden_size": config.hidden_size,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
 NGPT: Registry[Any] = Registry("ngpt")
+#: The hidden states, the attention weights if requested, and the logits of the layer's router if it has one.
+LayerOutput = tuple[Tensor, Tensor | None, Tensor | None]
 #: Initial step size along the sphere.
 NGPT_ALPHA = 0.05
 
@@ -107,9 +109,7 @@ class NGPTBlock(GradientCheckpointingLayer):
         rate = (alpha * (NGPT_ALPHA / NGPT_BASE_SCALE)).abs()
         return unit(start + rate * (unit(branch) - start))
 
-    def forward(
-        self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None) -> LayerOutput:
         branch, weights = self.attention(x, context, token_indices)
         x = self.step(index_tokens(x, token_indices), branch, self.attention_alpha)
-        return self.step(x, self.mlp(x), self.mlp_alpha), weights
+        return self.step(x, self.mlp(x), self.mlp_alpha), weights, None

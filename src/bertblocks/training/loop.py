@@ -21,6 +21,7 @@ from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
 from bertblocks.data.hashing import combine
+from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World, gradient_sync, parallelize, reshard, to_full, unshard
 from bertblocks.training.ema import WeightAverage
@@ -28,6 +29,7 @@ from bertblocks.training.precision import autocast, choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
+from bertblocks.training.routing import routing_metrics
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.task import TrainingTask
@@ -208,6 +210,7 @@ class Trainer:
         counts = [sum(batch.counts[term] for batch in prepared.batches) for term in terms]
         *counts, tokens = map(int, world.sum([*counts, sum(batch.input_ids.numel() for batch in prepared.batches)]))
         sums = torch.zeros(len(terms), device=world.device)
+        routed: dict[str, float] = {}
         for number, batch in enumerate(prepared.batches):
             torch.manual_seed(int(combine("dropout", self.run.seed, step, world.rank, number)[0] >> 1))
             with gradient_sync(self.parallel_model, is_last=number == len(prepared.batches) - 1):
@@ -217,10 +220,13 @@ class Trainer:
                 # processes average their gradients, but the loss needs their sum
                 self.scaler.scale(parts.sum() * world.size).backward()
                 sums += parts.detach()
+            for key, value in routing_metrics(self.model).items():
+                routed[key] = routed.get(key, 0.0) + value / len(prepared.batches) / world.size
         *means, received = world.sum([*sums.tolist(), float(self._received)])
+        routed = dict(zip(routed, world.sum(list(routed.values())), strict=True)) if routed else {}
         self._signal = (self._received or signal.SIGTERM) if received else None
         norm = self._update(step, sum(means), prepared)
-        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
+        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step, routed)
 
     def _update(self, step: int, loss: float, prepared: PreparedStep) -> float:
         """Clips gradients and takes the step if loss and gradients are finite. Returns the gradient norm."""
@@ -263,14 +269,16 @@ class Trainer:
 
     # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
-    def _accumulate(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
+    def _accumulate(
+        self, means: dict[str, float], norm: float, tokens: int, step: int, routed: dict[str, float]
+    ) -> None:
         """Adds a step to the sums for the next line of metrics."""
         self.state.tokens += tokens
         slots = self.task.step_info(step).get("slots", 0)
         added = {"steps": 1, "tokens": tokens, "slots": slots, "loss": sum(means.values()), "gradient_norm": norm}
         if len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
-        for key, value in added.items():
+        for key, value in {**added, **routed}.items():
             self.state.window[key] = self.state.window.get(key, 0.0) + value
 
     def _log(self, is_last: bool) -> None:
@@ -279,7 +287,7 @@ class Trainer:
         line: dict[str, Any] = {
             "step": state.step,
             "tokens": state.tokens,
-            **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient"))},
+            **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient", "router"))},
             "learning_rate": state.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
         }
@@ -359,5 +367,8 @@ class Trainer:
 def compile_feed_forward(model: nn.Module) -> None:
     """Compiles the feed-forward network of each layer. Attention over ragged sequences does not benefit from it."""
     for layer in model.modules():
-        if isinstance(mlp := getattr(layer, "mlp", None), nn.Module):
-            mlp.compile(dynamic=True)
+        mlp = getattr(layer, "mlp", None)
+        # a graph of a whole mixture would compute all experts for all tokens
+        for network in mlp.experts if isinstance(mlp, MixtureOfExperts) else [mlp]:
+            if isinstance(network, nn.Module):
+                network.compile(dynamic=True)
