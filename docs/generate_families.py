@@ -157,6 +157,13 @@ results there. The task masked-lm reads and writes their `ForCausalLM` classes: 
 one, and BertBlocks does not shift labels. CLIP's text tower opens from a folder that `CLIPTextModel` saved; its pooled
 output is the last token (`pooling="last"`), and its projection is not read.
 
+## ConvBERT
+
+BertBlocks' `num_attention_heads` counts the heads of attention, half as many as `num_attention_heads` in the published
+configs (`head_ratio`). In transformers, the convolutions of the last tokens of a text also read its padding, so that
+results depend on the length of the batch. BertBlocks gives the result of the text alone. A model with grouped
+feed-forward layers (`num_groups`, as in ConvBERT medium-small) raises an error.
+
 ## What is not kept
 
 - DeBERTa in transformers has two layouts of the masked-LM head. BertBlocks reads both and writes the newer one, as the

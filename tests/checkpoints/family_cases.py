@@ -16,6 +16,7 @@ from transformers import (
     BertGenerationConfig,
     CamembertConfig,
     CLIPTextConfig,
+    ConvBertConfig,
     Data2VecTextConfig,
     DebertaConfig,
     DebertaV2Config,
@@ -100,6 +101,22 @@ def restore_roformer(model: Any) -> None:
     restore_bert(model)
     table = model.base_model.encoder.embed_positions
     table.weight.copy_(table.create_weight())
+
+
+def hide_padding_from_convolutions(model: Any) -> None:
+    """In ConvBERT of transformers, the convolutions of the last tokens read padding; here they read zeros."""
+    real: list[torch.Tensor] = []
+
+    def remember(module: Any, arguments: Any, options: Any) -> None:
+        ids = options.get("input_ids", arguments[0] if arguments else None)
+        mask = options.get("attention_mask", arguments[1] if len(arguments) > 1 else None)
+        real[:] = [torch.ones(ids.shape) if mask is None else mask.float()]
+
+    model.base_model.register_forward_pre_hook(remember, with_kwargs=True)
+    for layer in model.base_model.encoder.layer:
+        attention = layer.attention.self
+        attention.key_conv_attn_layer.register_forward_pre_hook(lambda _, args: (args[0] * real[0][:, None],))
+        attention.conv_out_layer.register_forward_hook(lambda _, args, out: out * real[0][..., None])
 
 
 def show_later_tokens(model: Any) -> None:
@@ -193,6 +210,17 @@ FAMILY_CASES: dict[str, FamilyCase] = {
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "embedding_size": 32},
             {"embedding_size": 48, "classifier_dropout": 0.3, "tie_word_embeddings": False},
         ),
+    ),
+    "convbert": FamilyCase(
+        make_config=lambda **options: ConvBertConfig(
+            **{**SIZES, "embedding_size": 20, "max_position_embeddings": 320, "pad_token_id": 0, **options}
+        ),
+        no_dropout=NO_DROPOUT,
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "conv_kernel_size": 3, "embedding_size": 32},
+            {"num_attention_heads": 2, "head_ratio": 4, "classifier_dropout": 0.3, "tie_word_embeddings": False},
+        ),
+        restore=hide_padding_from_convolutions,
     ),
     "albert": FamilyCase(
         make_config=lambda **options: AlbertConfig(

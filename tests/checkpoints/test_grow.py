@@ -54,6 +54,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gated head": {"mlm_head_glu": True, "embedding_size": 16},
     "norm scaling": {"norm_pos": "pre", "norm_scaling": True},
     "experts": {"mlp_type": "moe", "num_experts": 3, "expert_type": "glu", "shared_expert": True},
+    "span convolution": {"span_convolution": True, "span_conv_size": 5},
     "sinks": {"attention_sinks": True},
     "sandwich": {"norm_pos": "sandwich"},
     "roberta": {"position_offset": 2, "pad_token_id": 1},

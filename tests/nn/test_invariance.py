@@ -23,6 +23,7 @@ def configs(draw: Any) -> Any:
         "num_kv_heads": draw(st.sampled_from([1, 2, 4])),
         "qk_norm": draw(st.booleans()),
         "attention_sinks": draw(st.booleans()),
+        "span_convolution": draw(st.booleans()),
         "parallel_block": draw(st.booleans()),
         "local_attention": draw(st.booleans()),
         "attention_backend": draw(st.sampled_from(["eager", "sdpa"])),

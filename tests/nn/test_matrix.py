@@ -95,6 +95,12 @@ EXPERTS: list[dict[str, Any]] = [
     {"layer_overrides": {1: {"mlp_type": "moe", "experts_per_token": 1, "shared_expert": True}}},
     {"mlp_type": "moe", "num_experts": 3, "normalize_expert_weights": False, "num_hidden_groups": 1},
 ]
+SPANS: list[dict[str, Any]] = [
+    {"span_convolution": True, "span_conv_size": 5},
+    {"span_convolution": True, "span_conv_size": 1, "norm_pos": "pre", "num_kv_heads": 2, "qk_norm": True},
+    {"span_convolution": True, "local_attention": True, "num_global_tokens": 2, "block_pos_enc_kind": "rope"},
+    {"layer_overrides": {2: {"span_convolution": True, "head_dim": 8}}, "num_attention_heads": 2},
+]
 GATES: list[dict[str, Any]] = [
     {"attention_gate": "headwise", "norm_pos": "pre"},
     {"attention_gate": "elementwise", "num_kv_heads": 2, "local_attention": True, "block_pos_enc_kind": "rope"},
@@ -152,6 +158,7 @@ CHOICES = [
     *SCALES,
     *NORM_SCALING,
     *EXPERTS,
+    *SPANS,
     *GATES,
     *SINKS,
     *APART,

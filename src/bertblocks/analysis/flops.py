@@ -49,7 +49,7 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
             num_tokens = times * length
             if part == HEAD:
                 num_tokens = 1 if one_vector or path[0] in ("pooler", "order") else scored
-            elif path[:3] == last and path[3:] != ["attention", "qkv"]:
+            elif path[:3] == last and path[3:] not in (["attention", "qkv"], ["attention", "span_convolution"]):
                 num_tokens -= length - scored
             names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
             if is_block:

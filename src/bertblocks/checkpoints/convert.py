@@ -230,14 +230,16 @@ def probes(config: BertBlocksConfig) -> Iterator[tuple[Tensor, Tensor]]:
     """Ragged batches of two sequences of random ids, and their attention masks."""
     generator = torch.Generator().manual_seed(0)
     lengths = probe_lengths(config)
-    for pair in zip(lengths, reversed(lengths), strict=True):
-        mask = (torch.arange(max(pair)) < torch.tensor(pair)[:, None]).long()
+    # transformers' ConvBERT convolves padding too, so its sequences run alone
+    others = [0] * len(lengths) if config.span_convolution else lengths[::-1]
+    for pair in zip(lengths, others, strict=True):
+        mask = (torch.arange(max(pair)) < torch.tensor([size for size in pair if size])[:, None]).long()
         ids = torch.randint(0, config.vocab_size, mask.shape, generator=generator)
         # some models find padding by its id, so no real token may have it
         is_padding = torch.eq(ids, -1 if config.pad_token_id is None else config.pad_token_id)
         ids = torch.where(is_padding, (ids + 1) % config.vocab_size, ids)
         yield ids.masked_fill(mask == 0, config.pad_token_id or 0), mask
-        if pair[0] >= pair[1]:
+        if pair[0] >= pair[1] > 0:
             return
 
 

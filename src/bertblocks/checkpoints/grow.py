@@ -71,6 +71,8 @@ SAME_KEYS = (
     "disentangled_num_buckets",
     "disentangled_norm",
     "disentangled_share_projections",
+    "span_convolution",
+    "span_conv_size",
     "input_conv_size",
     "input_conv_groups",
     "input_conv_act",
@@ -116,7 +118,12 @@ AXES: dict[str, str] = {
     r"(encoder\.position|convolution)\.norm\.(weight|bias)": "hidden",
     r"attention\.qkv\.weight": "qkv <hidden",
     r"attention\.qkv\.bias": "qkv",
-    r"attention\.out\.weight": "hidden <queries",
+    r"attention\.out\.weight": "hidden <mixed",
+    r"span_convolution\.depthwise\.weight": "hidden same same",
+    r"span_convolution\.(pointwise|value)\.weight": "queries <hidden",
+    r"span_convolution\.(pointwise|value)\.bias": "queries",
+    r"span_convolution\.kernel\.weight": "kernels <queries",
+    r"span_convolution\.kernel\.bias": "kernels",
     r"attention\.(query|key)_norm\.weight": "same",
     r"attention\.sqk": "queries",
     r"attention\.sinks\.logits": "heads",
@@ -277,12 +284,16 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
         parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[kind], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)
         return torch.cat([inner + part * old.intermediate_size for part in range(parts)])
-    if axis in ("queries", "keys", "qkv"):
+    if axis == "kernels":
+        return _tile_heads(old.num_attention_heads, new.num_attention_heads, old.span_conv_size)
+    if axis in ("queries", "keys", "qkv", "mixed"):
         queries = _tile_heads(old.num_attention_heads, new.num_attention_heads, old.head_dim)
         keys = _tile_heads(old.num_kv_heads, new.num_kv_heads, old.head_dim)
+        first_key = old.num_attention_heads * old.head_dim
+        if axis == "mixed":
+            return torch.cat([queries, queries + first_key]) if old.span_convolution else queries
         if axis != "qkv":
             return queries if axis == "queries" else keys
-        first_key = old.num_attention_heads * old.head_dim
         first_value = first_key + old.num_kv_heads * old.head_dim
         return torch.cat([queries, keys + first_key, keys + first_value])
     key = SIZE_OF[axis]

@@ -13,6 +13,7 @@ from bertblocks.core.keys import Key, keys_of
 from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import ATTENTION_FUNCTIONS
 from bertblocks.nn.block import RESIDUALS
+from bertblocks.nn.convolution import SPAN_CONVOLUTION
 from bertblocks.nn.gate import GATES
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
@@ -39,6 +40,7 @@ SLOTS: dict[str, Registry[Any]] = {
         ATTENTION_FUNCTIONS,
         ATTENTION_SINKS,
         GATES,
+        SPAN_CONVOLUTION,
         VALUE_EMBEDDING,
         NGPT,
     )

@@ -88,7 +88,7 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Number of key/value heads. Query head h uses head h * num_kv_heads // num_attention_heads. Implied:
     #: num_attention_heads.
     num_kv_heads: int = IMPLIED
-    #: Width of a head. Implied: hidden_size / num_attention_heads.
+    #: Width of a head. Implied: hidden_size / num_attention_heads, half of it with span_convolution.
     head_dim: int = IMPLIED
     #: Width of the feed-forward network; for a GLU, of each half.
     intermediate_size: int = 3072
@@ -220,6 +220,11 @@ class BertBlocksConfig(PreTrainedConfig):
     input_conv_groups: int = 1
     #: Activation of this convolution.
     input_conv_act: str = "tanh"
+
+    #: Whether a dynamic convolution with as many heads runs next to attention, as in ConvBERT. Both read the same
+    #: queries, and the output projection reads both. Evidence: better on GLUE than ELECTRA after less training in its
+    #: paper (arXiv 2008.02496); BertBlocks has not compared it.
+    span_convolution: bool = False
 
     # ---- nGPT
     #: Whether hidden states stay on the unit sphere (Loshchilov et al., 2024), in NeoBERT's form.
@@ -438,14 +443,17 @@ class BertBlocksConfig(PreTrainedConfig):
             "attention_key_bias": self.attention_qkv_bias,
             "detector_norm": self.block_pos_enc_kind == "disentangled",
             "num_kv_heads": self.num_attention_heads,
-            "head_dim": self.hidden_size // max(self.num_attention_heads, 1),
+            "head_dim": self._implied_head_dim(),
             "attention_scale": self._implied_scale(),
             "layer_types": ["local" if local else "global" for local in is_local],
             **{name: key.implied(self) for name, key in self.block_keys().items() if key.implied is not None},
         }
 
+    def _implied_head_dim(self) -> int:
+        return self.hidden_size // max(self.num_attention_heads, 1) // (2 if self.span_convolution else 1)
+
     def _implied_scale(self) -> float:
-        head_dim = self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
+        head_dim = self.head_dim or self._implied_head_dim()
         return max(head_dim, 1) ** (0.5 if self.ngpt else -0.5)
 
     def _resolve(self) -> None:

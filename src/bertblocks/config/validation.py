@@ -91,6 +91,7 @@ LAYER_KEYS = {
     "attention_fn",
     "attention_sinks",
     "attention_gate",
+    "span_convolution",
     "input_mixing",
     "value_embedding",
     "attention_qkv_bias",
@@ -345,8 +346,10 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     """Constraints between keys of each layer."""
     heads, hidden = c.num_attention_heads, c.hidden_size
     yield "num_kv_heads", heads % c.num_kv_heads, f"it must divide num_attention_heads = {heads}"
-    uneven: Any = hidden % heads and c.head_dim == hidden // heads
-    yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}, or head_dim must be set"
+    shares = heads * (2 if c.span_convolution else 1)
+    uneven: Any = hidden % shares and c.head_dim == hidden // shares
+    twice = ", twice with span_convolution" if c.span_convolution else ""
+    yield "num_attention_heads", uneven, f"it must divide hidden_size = {hidden}{twice}, or head_dim must be set"
     apart = c.parallel_block and c.mlp_norm_pos != c.attention_norm_pos
     why = f"it must be attention_norm_pos = {c.attention_norm_pos!r} in a parallel block, which has one norm for both"
     yield "mlp_norm_pos", apart, why

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ONLY_VALUES: dict[str, object] = {
     "causal": False,
     "input_conv_size": 0,
+    "span_convolution": False,
     "residual_fn": "add",
     "input_mixing": False,
     "value_embedding": False,

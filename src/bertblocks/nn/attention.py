@@ -14,6 +14,7 @@ from transformers import initialization as init
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
+from bertblocks.nn.convolution import SpanConvolution, get_span_convolution
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.gate import AttentionGate, get_gate
 from bertblocks.nn.layout import SequenceLayout, index_tokens
@@ -77,6 +78,7 @@ class Attention(nn.Module):
         value_embedding: ValueEmbedding | None = None,
         weigh: nn.Module | None = None,
         sinks: AttentionSinks | None = None,
+        span_convolution: SpanConvolution | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -86,7 +88,8 @@ class Attention(nn.Module):
         self.query_bias, self.value_bias = (
             nn.Parameter(torch.zeros(size)) if qkv_bias and not key_bias else None for size in self.sizes[::2]
         )
-        self.out = Linear(num_heads * head_dim, hidden_size, out_bias, role="out")
+        mixed_size = num_heads * head_dim * (1 if span_convolution is None else 2)
+        self.out = Linear(mixed_size, hidden_size, out_bias, role="out")
         self.query_norm, self.key_norm = (
             None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, weight=qk_norm_weight) for _ in "qk"
         )
@@ -100,6 +103,7 @@ class Attention(nn.Module):
         self.value_embedding = value_embedding
         self.weigh = weigh
         self.sinks = sinks
+        self.span_convolution = span_convolution
         self.dropout = dropout
         self.out_dropout = Dropout(out_dropout)
         #: Called in training with the queries and keys of every call, such as to find the largest logit.
@@ -162,6 +166,9 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
         q, k, v = self.split(qkv.float() if in_fp32 else qkv)
+        convolved = None
+        if self.span_convolution is not None:
+            convolved = self.span_convolution(x, q.flatten(1).to(dtype), context.layout)
         if context.memory is not None:
             of_memory = self.qkv(context.memory)
             _, k, v = self.split(of_memory.float() if in_fp32 else of_memory)
@@ -189,7 +196,10 @@ class Attention(nn.Module):
         attended = index_tokens(attended, token_indices)  # [tokens, heads, head_dim]
         if self.gate is not None:
             attended = self.gate(attended, index_tokens(x, token_indices), index_tokens(v, token_indices))
-        return self.out_dropout(self.out(attended.flatten(1).to(dtype))), weights
+        mixed = attended.flatten(1).to(dtype)
+        if convolved is not None:
+            mixed = torch.cat((mixed, index_tokens(convolved, token_indices)), dim=1)
+        return self.out_dropout(self.out(mixed)), weights
 
     def extra_repr(self) -> str:
         window = "all" if self.pattern.half_window is None else f"+-{self.pattern.half_window}"
@@ -240,6 +250,7 @@ def get_attention(
         value_embedding=get_value_embedding(config),
         weigh=get_attention_function(config),
         sinks=get_attention_sinks(config),
+        span_convolution=get_span_convolution(config),
         key_bias=config.attention_key_bias,
         is_causal=config.causal,
     )

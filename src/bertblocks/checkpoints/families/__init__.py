@@ -10,6 +10,7 @@ from bertblocks.checkpoints.families.albert import ALBERT
 from bertblocks.checkpoints.families.bert import BERT
 from bertblocks.checkpoints.families.bert_generation import BERT_GENERATION
 from bertblocks.checkpoints.families.clip import CLIP_TEXT
+from bertblocks.checkpoints.families.convbert import CONVBERT
 from bertblocks.checkpoints.families.deberta import DEBERTA, DEBERTA_V2
 from bertblocks.checkpoints.families.distilbert import DISTILBERT
 from bertblocks.checkpoints.families.electra import ELECTRA
@@ -63,6 +64,7 @@ FAMILIES: dict[str, Family] = {
         NEOBERT,
         DISTILBERT,
         ELECTRA,
+        CONVBERT,
         ALBERT,
         DEBERTA,
         DEBERTA_V2,

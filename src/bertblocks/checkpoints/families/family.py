@@ -73,9 +73,13 @@ class Rule:
     row_order: Callable[[BertBlocksConfig], Tensor] | None = None
     #: The configs whose checkpoints are written by this rule, if a family has several layouts. Reading tries all rules.
     when: Callable[[BertBlocksConfig], bool] | None = None
+    #: Whether theirs have one more dimension, of size 1, at the end.
+    is_column: bool = False
 
     def read(self, tensors: list[Tensor], config: BertBlocksConfig) -> Tensor:
         tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        if self.is_column and tensor.dim() > 1 and tensor.shape[-1] == 1:
+            tensor = tensor.squeeze(-1)
         order = None if self.row_order is None else self.row_order(config)
         # the loader reports a tensor of the wrong size
         return tensor if order is None or len(order) != len(tensor) else tensor[order]
@@ -83,6 +87,7 @@ class Rule:
     def write(self, tensor: Tensor, config: BertBlocksConfig) -> list[Tensor]:
         if self.row_order is not None:
             tensor = tensor[self.row_order(config).argsort()]
+        tensor = tensor.unsqueeze(-1) if self.is_column else tensor
         parts = tensor.split(self.sizes(config)) if self.sizes is not None else tensor.chunk(len(self.theirs))
         return [part.contiguous() for part in parts]
 
@@ -100,8 +105,9 @@ def rule(
     sizes: Callable[[BertBlocksConfig], list[int]] | None = None,
     row_order: Callable[[BertBlocksConfig], Tensor] | None = None,
     when: Callable[[BertBlocksConfig], bool] | None = None,
+    is_column: bool = False,
 ) -> Rule:
-    return Rule(ours, theirs, sizes, row_order, when)
+    return Rule(ours, theirs, sizes, row_order, when, is_column)
 
 
 def qkv_sizes(config: BertBlocksConfig) -> list[int]:

@@ -7,7 +7,6 @@ REJECTED: dict[str, tuple[str, str | None]] = {
     "bart": ("is an encoder and a decoder, and its masked-LM head is on the decoder", "roberta"),
     "big_bird": ("attends to random blocks of tokens", "modernbert"),
     "clip": ("holds images and texts; save its text model with CLIPTextModel", "clip_text_model"),
-    "convbert": ("computes half of its heads as convolutions of spans", "electra"),
     "emu3": ("holds images and texts", None),
     "esmc": ("normalizes queries and keys over all heads together", "esm"),
     "flaubert": ("adds embeddings of languages to tokens", "camembert"),
