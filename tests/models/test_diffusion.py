@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertblocks import BertBlocksForMaskedDiffusion
+from bertblocks import BertBlocksForMaskedDiffusion, ConfigError
+from bertblocks.analysis import analyze
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
 MASK, PAD, VOCAB = 3, 0, 60
@@ -331,3 +332,86 @@ def test_samples_of_an_exact_model_follow_their_law(
     share = found[found > 0] / count
     entropy = -(share * share.log()).sum() + (len(share) - 1) / (2 * count)
     assert entropy == pytest.approx(-(expected * expected.log()).sum().item(), abs=0.05)
+
+
+# ---------------------------------------------------------------------- timesteps as input
+
+
+def make_timed(**options: Any) -> BertBlocksForMaskedDiffusion:
+    return make(timestep_embedding=True, num_hidden_layers=1, **options)
+
+
+def test_the_noise_level_is_added_to_the_embeddings_of_its_text() -> None:
+    """B silu(A s) with s = sin and cos of 1000 t w, w = 10000^(-2i/d), before the norm."""
+    model = make_timed(embedding_norm=False)
+    timestep, times = model.model.embedding.timestep, [0.25, 0.7]
+    assert timestep is not None
+    ids = torch.tensor([5, 6, 7, 8, 9])
+    bounds = torch.tensor([0, 2, 5])
+    states = model.model.encode(
+        ids, cu_seqlens=bounds, timesteps=torch.tensor(times), output_hidden_states=True
+    ).hidden_states
+    assert states is not None
+    model.model.embedding.timestep = None
+    plain = model.model.encode(ids, cu_seqlens=bounds, output_hidden_states=True).hidden_states
+    assert plain is not None
+    for token, sequence in enumerate([0, 0, 1, 1, 1]):
+        angles = [1000 * times[sequence] * 10_000 ** (-2 * i / 32) for i in range(16)]
+        waves = torch.tensor([wave for angle in angles for wave in (math.sin(angle), math.cos(angle))])
+        hidden = timestep.up.weight @ waves + timestep.up.bias
+        added = timestep.down.weight @ (hidden * torch.sigmoid(hidden)) + timestep.down.bias
+        torch.testing.assert_close(states[0][token], plain[0][token] + added, atol=1e-3, rtol=1e-3)
+
+
+def test_without_a_given_level_it_is_the_share_of_masks() -> None:
+    model = make_timed()
+    ids, mask = pad_ids([torch.tensor([5, MASK, 7, MASK]), torch.tensor([MASK]), torch.tensor([8, 9, 10])])
+    for unpad in (True, False):
+        model.config.unpad = unpad
+        share = model.model.encode(ids, mask).hidden
+        given = model.model.encode(ids, mask, timesteps=torch.tensor([0.5, 1.0, 0.0])).hidden
+        other = model.model.encode(ids, mask, timesteps=torch.tensor([0.4, 1.0, 0.0])).hidden
+        torch.testing.assert_close(share, given)
+        assert (given - other).abs().max() > 1e-3
+
+
+def test_training_and_infilling_tell_the_model_the_level() -> None:
+    model = make_timed()
+    levels: list[Any] = []
+    waves = model.model.embedding.timestep.waves  # type: ignore[union-attr]
+    waves.register_forward_pre_hook(lambda _, args: levels.append(args[0] / 1000))
+    ids = torch.randint(5, VOCAB, (4, 6))
+    times = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    model(ids, labels=ids, timesteps=times)
+    torch.testing.assert_close(levels.pop(), times)
+    torch.manual_seed(0)
+    model.train()(ids, labels=ids)  # draws the noise itself, one level in each quarter of [0, 1]
+    assert sorted((levels.pop() * 4).int().tolist()) == [0, 1, 2, 3]
+    model.infill(torch.tensor([[5, MASK, MASK, MASK]]), steps=3)
+    assert [level.item() for level in levels] == pytest.approx([0.75, 0.5, 0.25])
+
+
+def test_levels_without_labels_need_a_model_that_reads_them() -> None:
+    ids, times = torch.tensor([[5, MASK]]), torch.tensor([0.5])
+    assert make_timed()(ids, timesteps=times).logits.shape == (1, 2, VOCAB)
+    with pytest.raises(ValueError, match="timesteps are given without labels"):
+        make()(ids, timesteps=times)
+    with pytest.raises(ValueError, match=r"timesteps has shape \[2\]; it must be \[1\]"):
+        make_timed()(ids, timesteps=torch.tensor([0.5, 0.5]))
+
+
+def test_timestep_embeddings_need_the_id_of_the_mask_and_ids() -> None:
+    with pytest.raises(ConfigError, match="timestep_embedding is True; it requires mask_token_id"):
+        tiny_config(timestep_embedding=True)
+    with pytest.raises(ValueError, match="timestep_embedding needs input_ids or timesteps"):
+        make_timed().model(inputs_embeds=torch.randn(1, 3, 32))
+
+
+def test_a_timestep_embedding_costs_two_products_per_text() -> None:
+    plain, timed = (
+        analyze(tiny_config(mask_token_id=MASK, timestep_embedding=on), "masked-diffusion", [10])
+        for on in (False, True)
+    )
+    assert timed.costs[0].flops["embedding projection"] == 2 * 2 * 32 * 32
+    part = "position and type embedding"
+    assert timed.parameters[part] - plain.parameters[part] == 2 * (32 * 32 + 32)

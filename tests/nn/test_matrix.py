@@ -126,6 +126,11 @@ SHORTCUTS: list[dict[str, Any]] = [
     {"value_embedding": True, "num_kv_heads": 2, "block_pos_enc_kind": "rope", "local_attention": True},
     {"layer_overrides": {1: {"value_embedding": True, "input_mixing": True}}, "parallel_block": True},
 ]
+TIMESTEPS: list[dict[str, Any]] = [
+    {"timestep_embedding": True, "mask_token_id": 7},
+    {"timestep_embedding": True, "mask_token_id": 7, "embedding_size": 8, "token_dropout": True},
+    {"timestep_embedding": True, "mask_token_id": 7, "ngpt": True},
+]
 FACTORISED = [
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
@@ -164,6 +169,7 @@ CHOICES = [
     *APART,
     *LEARNED_ALIBI,
     *SHORTCUTS,
+    *TIMESTEPS,
     *FACTORISED,
     *SHARED,
 ]

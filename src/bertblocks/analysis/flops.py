@@ -19,6 +19,7 @@ from bertblocks.nn.disentangled import DisentangledPosition
 
 EMBEDDING, PROJECTIONS, SCORES = "embedding projection", "attention projections", "attention over keys"
 FEED_FORWARD, HEAD = "feed-forward", "head"
+EMBEDDING_PARTS = ("token embedding", "position and type embedding")
 
 
 def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | None = None) -> dict[str, int]:
@@ -51,7 +52,7 @@ def count_flops(model: BertBlocksPreTrainedModel, length: int, scored: int | Non
                 num_tokens = 1 if one_vector or path[0] in ("pooler", "order") else scored
             elif path[:3] == last and path[3:] not in (["attention", "qkv"], ["attention", "span_convolution"]):
                 num_tokens -= length - scored
-            names = {"attention": PROJECTIONS, "token embedding": EMBEDDING}
+            names = {"attention": PROJECTIONS, **dict.fromkeys(EMBEDDING_PARTS, EMBEDDING)}
             if is_block:
                 counted = (*counted, f"{name}.")
                 flops = module.flops(num_tokens)

@@ -64,6 +64,7 @@ SAME_KEYS = (
     "input_mixing",
     "value_embedding",
     "embedding_scale",
+    "timestep_embedding",
     "residual_scale",
     "residual_fn",
     "attention_scale",

@@ -14,6 +14,7 @@ from bertblocks.core.registry import Registry
 from bertblocks.nn.attention import ATTENTION_FUNCTIONS
 from bertblocks.nn.block import RESIDUALS
 from bertblocks.nn.convolution import SPAN_CONVOLUTION
+from bertblocks.nn.embedding import TIMESTEP_EMBEDDING
 from bertblocks.nn.gate import GATES
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
@@ -43,6 +44,7 @@ SLOTS: dict[str, Registry[Any]] = {
         SPAN_CONVOLUTION,
         VALUE_EMBEDDING,
         NGPT,
+        TIMESTEP_EMBEDDING,
     )
 }
 

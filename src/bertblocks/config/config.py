@@ -310,6 +310,10 @@ class BertBlocksConfig(PreTrainedConfig):
     classifier_bias: bool = True
     #: Whether that of token classification and question answering has one. Implied: classifier_bias.
     token_classifier_bias: bool = IMPLIED
+    #: Whether the noise level of each text, embedded by sines and two matrices, is added to its tokens. Where masked
+    #: diffusion does not give it, it is the share of mask tokens. Evidence: against it; Zheng et al. (2024, arXiv
+    #: 2409.02908) show that training and sampling do not need the time.
+    timestep_embedding: bool = False
     #: Lowest noise level of masked diffusion, which draws from [diffusion_min_time, 1].
     diffusion_min_time: float = 1e-3
 

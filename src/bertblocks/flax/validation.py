@@ -21,6 +21,7 @@ ONLY_VALUES: dict[str, object] = {
     "causal": False,
     "input_conv_size": 0,
     "span_convolution": False,
+    "timestep_embedding": False,
     "residual_fn": "add",
     "input_mixing": False,
     "value_embedding": False,

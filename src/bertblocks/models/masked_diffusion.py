@@ -59,18 +59,21 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         masked token and -100 elsewhere. Without `timesteps` the noise is drawn here: `input_ids` are the original
         tokens, and `labels` the same tokens with -100 for those that are never masked, such as a prompt. The loss is
         divided by the number of real tokens (of labelled tokens if the noise is drawn here) or by
-        `num_items_in_batch`.
+        `num_items_in_batch`. If the config has `timestep_embedding`, the model reads the times too.
         """
         if input_ids is None:
             raise ValueError("Masked diffusion needs input_ids.")
-        if timesteps is not None and labels is None:
+        if timesteps is not None and labels is None and not self.config.timestep_embedding:
             raise ValueError("timesteps are given without labels; they weight the loss of labelled tokens: pass both.")
         draws_noise = labels is not None and timesteps is None
-        if draws_noise:
+        if draws_noise or timesteps is not None:
             layout = self.model.layout(
                 input_ids, attention_mask, options.get("cu_seqlens"), options.get("packed_seqlens")
             )
+        if draws_noise:
             input_ids, labels, timesteps, real = self._mask(input_ids, labels, layout)  # type: ignore[arg-type]
+        if timesteps is not None:
+            _check_timesteps(timesteps, layout.num_sequences)
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
             input_ids,
@@ -79,12 +82,12 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             position_ids,
             **options,
             token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
+            timesteps=timesteps,
         )
         layout = encoded.layout
         logits = self.logits(encoded.hidden) if want_logits else None
         loss = None
         if labels is not None and timesteps is not None:
-            _check_timesteps(timesteps, layout.num_sequences)
             targets = layout.real_labels(labels, IGNORE)
             indices = labelled_tokens(layout, labels) if encoded.token_indices is None else encoded.token_indices
             token_weights = 1 / upcast(timesteps)[layout.sequence_ids[indices]]

@@ -101,12 +101,14 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         token_indices: Callable[[SequenceLayout], Tensor] | None = None,
+        timesteps: Tensor | None = None,
     ) -> Encoded:
         """Runs the forward pass and leaves its result flat, for heads.
 
         A head that needs only some tokens passes `token_indices`, a function from the layout to their flat indices.
         `hidden` then holds these tokens in that order, and the last layer computes no others. A batch that is all
-        padding has no tokens, so none are returned.
+        padding has no tokens, so none are returned. `timesteps` are the noise levels of sequences, for
+        `timestep_embedding`.
         """
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -123,7 +125,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
             packed_seqlens,
         )
         layout = batch.layout
-        x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout)
+        x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout, timesteps)
         indices = None
         if token_indices is not None:
             indices = token_indices(layout) if len(x) else x.new_zeros(0, dtype=torch.long)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertblocks.core.keys import Problem
+from bertblocks.core.registry import Registry
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import get_norm
-from bertblocks.nn.position import EmbeddingPosition, get_embedding_position
+from bertblocks.nn.position import EmbeddingPosition, SinusoidalPosition, get_embedding_position
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -33,14 +37,55 @@ class TokenDropout(nn.Module):
 
     def forward(self, x: Tensor, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         masked = token_ids == self.mask_token_id
-        shown = ~masked if layout.key_mask is None else ~masked & layout.key_mask.flatten()
-        counts = torch.zeros(layout.num_sequences, device=x.device, dtype=torch.long)
-        counts = counts.index_add(0, layout.sequence_ids, shown.long())
+        counts = count_per_sequence(~masked, layout)
         scale = (1 - MASKED_IN_TRAINING) * layout.length_tensor / counts.clamp(min=1)  # [sequences]
         return x.masked_fill(masked[:, None], 0.0) * scale[layout.sequence_ids, None].to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"mask_token_id={self.mask_token_id}"
+
+
+TIMESTEP_EMBEDDING: Registry[Any] = Registry("timestep_embedding")
+
+
+@TIMESTEP_EMBEDDING.register(True)
+class TimestepEmbedding(nn.Module):
+    """Adds B silu(A s(1000 t)) to all tokens of a sequence, where t is its noise level and s are sines and cosines.
+
+    Without a given t, it is the share of mask tokens in the sequence.
+    """
+
+    def __init__(self, size: int, mask_token_id: int) -> None:
+        super().__init__()
+        self.waves = SinusoidalPosition(size)
+        self.up = Linear(size, size, bias=True, role="embedding")
+        self.down = Linear(size, size, bias=True, role="embedding")
+        self.mask_token_id = mask_token_id
+
+    @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        yield "timestep_embedding", config.mask_token_id is None, "it requires mask_token_id"
+
+    def flops(self, num_tokens: int) -> int:
+        """Count both products, which every sequence needs once."""
+        return 2 * (self.up.weight.numel() + self.down.weight.numel())
+
+    def forward(self, x: Tensor, token_ids: Tensor | None, times: Tensor | None, layout: SequenceLayout) -> Tensor:
+        if times is None:
+            if token_ids is None:
+                raise ValueError("inputs_embeds are given; timestep_embedding needs input_ids or timesteps.")
+            masked = count_per_sequence(token_ids == self.mask_token_id, layout)
+            times = masked / layout.length_tensor.clamp(min=1)
+        vectors = self.down(F.silu(self.up(self.waves(1000 * times).to(self.up.weight.dtype))))  # [sequences, size]
+        return x + vectors.index_select(0, layout.sequence_ids).to(x.dtype)
+
+
+def count_per_sequence(chosen: Tensor, layout: SequenceLayout) -> Tensor:
+    """Count the real tokens of each sequence that are chosen."""
+    if layout.key_mask is not None:
+        chosen = chosen & layout.key_mask.flatten()
+    counts = torch.zeros(layout.num_sequences, device=chosen.device, dtype=torch.long)
+    return counts.index_add(0, layout.sequence_ids, chosen.long())
 
 
 class Embedding(nn.Module):
@@ -60,6 +105,7 @@ class Embedding(nn.Module):
         norm_is_last: bool = False,
         task_type_vocab_size: int = 0,
         scale: float = 1.0,
+        timestep: TimestepEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
@@ -72,6 +118,7 @@ class Embedding(nn.Module):
         self.token_dropout = token_dropout
         self.norm_is_last = norm_is_last
         self.scale = scale
+        self.timestep = timestep
 
     def forward(
         self,
@@ -79,7 +126,8 @@ class Embedding(nn.Module):
         token_embeddings: Tensor | None,  # [tokens, embedding], instead of ids
         token_types: Tensor | None,  # [tokens], 0 if None
         positions: Tensor,  # [tokens]
-        layout: SequenceLayout | None = None,  # needed for token dropout and kept padding
+        layout: SequenceLayout | None = None,  # needed for token dropout, timesteps and kept padding
+        times: Tensor | None = None,  # [sequences], noise levels
     ) -> Tensor:
         x = self.token(token_ids) if token_embeddings is None else token_embeddings
         if token_embeddings is None and self.scale != 1.0:
@@ -94,6 +142,8 @@ class Embedding(nn.Module):
             x = x + self.position(positions).to(x.dtype)
         if self.task_type is not None:
             x = x + self.task_type.weight[0]
+        if self.timestep is not None:
+            x = self.timestep(x, token_ids, times, layout)
         if layout is not None and layout.key_mask is not None:
             # attention masks do not hide NaN: padding that stays in the batch must be finite
             x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
@@ -124,4 +174,11 @@ def get_embedding(config: BertBlocksConfig) -> Embedding:
         norm_is_last=config.embedding_norm_after_projection,
         task_type_vocab_size=config.task_type_vocab_size,
         scale=config.embedding_scale,
+        timestep=get_timestep_embedding(config),
     )
+
+
+def get_timestep_embedding(config: BertBlocksConfig) -> TimestepEmbedding | None:
+    if not config.timestep_embedding:
+        return None
+    return TimestepEmbedding(config.embedding_size, int(config.mask_token_id))  # type: ignore[arg-type]
