@@ -96,10 +96,10 @@ EXPERTS: list[dict[str, Any]] = [
     {"mlp_type": "moe", "num_experts": 3, "normalize_expert_weights": False, "num_hidden_groups": 1},
 ]
 SPANS: list[dict[str, Any]] = [
-    {"span_convolution": True, "span_conv_size": 5},
+    {"span_convolution": True, "span_conv_size": 3},
     {"span_convolution": True, "span_conv_size": 1, "norm_pos": "pre", "num_kv_heads": 2, "qk_norm": True},
     {"span_convolution": True, "local_attention": True, "num_global_tokens": 2, "block_pos_enc_kind": "rope"},
-    {"layer_overrides": {2: {"span_convolution": True, "head_dim": 8}}, "num_attention_heads": 2},
+    {"layer_overrides": {1: {"span_convolution": True, "head_dim": 8}}, "num_attention_heads": 2},
 ]
 GATES: list[dict[str, Any]] = [
     {"attention_gate": "headwise", "norm_pos": "pre"},

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 ONLY_VALUES: dict[str, object] = {
     "causal": False,
     "input_conv_size": 0,
-    "span_convolution": False,
     "timestep_embedding": False,
     "residual_fn": "add",
     "input_mixing": False,

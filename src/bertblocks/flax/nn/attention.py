@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 
 from bertblocks.flax.layout import RowLayout
+from bertblocks.flax.nn.convolution import SpanConvolution
 from bertblocks.flax.nn.linear import Linear, dropout
 from bertblocks.flax.nn.norm import RMSNorm
 from bertblocks.flax.nn.position import BlockPosition
@@ -43,10 +44,13 @@ class Attention(nnx.Module):
         qk_norm_weight: str,
         gate: Any,
         has_sinks: bool,
+        span_convolution: SpanConvolution | None,
     ) -> None:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
-        self.out = Linear(num_heads * head_dim, hidden_size, out_bias, writes=True)
+        mixed_size = num_heads * head_dim * (1 if span_convolution is None else 2)
+        self.out = Linear(mixed_size, hidden_size, out_bias, writes=True)
+        self.span_convolution = span_convolution
         self.query_norm, self.key_norm = (
             None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, False, qk_norm_weight) for _ in "qk"
         )
@@ -77,6 +81,9 @@ class Attention(nnx.Module):
         assert position is not None
         heads = self.qkv(x).reshape(*x.shape[:2], -1, self.head_dim)
         q, k, v = jnp.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=2)
+        convolved = None
+        if self.span_convolution is not None:
+            convolved = self.span_convolution(x, q.reshape(*x.shape[:2], -1), layout)
         q, k = self.apply_positions(q, k, position, layout)
         # query heads that share a key/value head are adjacent
         q = q.reshape(*x.shape[:2], self.num_kv_heads, -1, self.head_dim)
@@ -85,4 +92,7 @@ class Attention(nnx.Module):
         attended, weights = softmax(q, k, v, layout, None if rngs is None else rngs(), output_weights)
         if self.gate is not None:
             attended = self.gate(attended.reshape(*x.shape[:2], self.num_heads, self.head_dim), x, v)
-        return dropout(self.out(attended.reshape(*x.shape[:2], -1)), self.out_dropout, rngs), weights
+        mixed = attended.reshape(*x.shape[:2], -1)
+        if convolved is not None:
+            mixed = jnp.concatenate((mixed, convolved), axis=-1)
+        return dropout(self.out(mixed), self.out_dropout, rngs), weights

@@ -11,6 +11,7 @@ from jax import Array
 
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.attention import Attention
+from bertblocks.flax.nn.convolution import get_span_convolution
 from bertblocks.flax.nn.gate import get_gate
 from bertblocks.flax.nn.mlp import MLP, get_mlp
 from bertblocks.flax.nn.norm import Norm, get_norm
@@ -158,6 +159,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
         has_sinks=config.attention_sinks,
+        span_convolution=get_span_convolution(config),
     )
 
 
