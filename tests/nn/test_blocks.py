@@ -41,7 +41,7 @@ from bertblocks.nn.norm import get_norm
 from bertblocks.nn.ops import liger as kernels
 from bertblocks.nn.position import ALiBi, BlockPosition, SinusoidalPosition, alibi_slopes
 from bertblocks.nn.rope import RotaryPosition
-from tests.helpers import naive_attention, tiny_config
+from tests.helpers import naive_attention, pad_ids, ragged_ids, tiny_config
 
 CPU = torch.device("cpu")
 
@@ -1120,3 +1120,34 @@ def test_a_users_initialization_knows_the_role_and_the_layer(monkeypatch: pytest
     assert [layer.mlp.down.weight[0, 0].item() for layer in model.encoder.layers] == [0.5, 1.5, 2.5]
     assert [layer.mlp.up.weight[0, 0].item() for layer in model.encoder.layers] == [0.0, 1.0, 2.0]
     assert model.pooler.dense.weight[0, 0].item() == -1.0
+
+
+#: Blocks that bring matrices, convolutions or softmaxes of their own.
+MANY_BLOCKS: dict[str, Any] = {
+    "attention_sinks": True,
+    "span_convolution": True,
+    "mlp_type": "moe",
+    "num_experts": 4,
+    "mask_token_id": 3,
+    "timestep_embedding": True,
+    "norm_pos": "pre",
+    "norm_scaling": True,
+    "mlm_head_glu": True,
+    "initializer_range": 0.05,
+}
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_many_blocks_together_run_in_half_precision_and_int8(unpad: bool) -> None:
+    torch.manual_seed(0)
+    model = BertBlocksForMaskedLM(tiny_config(**MANY_BLOCKS, unpad=unpad)).eval()
+    ids, mask = pad_ids(ragged_ids([6, 3, 20]))
+    batch = {"input_ids": ids, "attention_mask": mask}
+    expected = model(**batch, labels=ids.masked_fill(mask == 0, -100)).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = model(**batch, labels=ids.masked_fill(mask == 0, -100)).loss
+    cast.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    model.quantize("int8", samples=batch)
+    for loss in (cast, model(**batch, labels=ids.masked_fill(mask == 0, -100)).loss):
+        torch.testing.assert_close(loss, expected, atol=0.02, rtol=0)

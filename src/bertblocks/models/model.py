@@ -40,7 +40,7 @@ class Encoded:
     routing: list[Routing]
 
     def add_router_loss(self, total: Tensor, count: Tensor | int) -> Tensor:
-        """Add the losses of all routers to the sum of a loss over `count` items, as if every item had them."""
+        """Adds the losses of all routers to the sum of a loss over `count` items, as if every item had them."""
         return total + count * sum(routing.loss for routing in self.routing) if self.routing else total
 
 
@@ -132,7 +132,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         out = self.encoder(x, layout, bool(want_states), bool(want_attentions), indices, batch.token_ids)
         states = tuple(out.hidden_states) if out.hidden_states else None
         attentions = tuple(out.attentions) if out.attentions else None
-        self.routing = [routing._replace(loss=routing.loss.detach()) for routing in out.routing]
+        if self.training:
+            self.routing = [routing._replace(loss=routing.loss.detach()) for routing in out.routing]
         return Encoded(out.last_hidden_state, layout, indices, states, attentions, out.routing)
 
     def predict_contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -110,7 +110,7 @@ class SpanConvolution(nn.Module):
         Values and weights stay in rows with gaps, so that the products of all offsets read views of them.
         """
         row = _spread(values, layout, starts, gap).unflatten(-1, (self.num_heads, -1))  # [places, heads, head_dim]
-        size = len(row) - 2 * gap
+        size = row.shape[0] - 2 * gap
         spread = weights.new_zeros(size, *weights.shape[1:]).index_copy(0, starts, weights)
         total = row.new_zeros(size, *row.shape[1:])
         for offset in range(2 * gap + 1):
@@ -123,7 +123,7 @@ def _starts(layout: SequenceLayout, gap: int) -> Tensor:
 
     def compute() -> Tensor:
         ids = layout.sequence_ids
-        return torch.arange(len(ids), device=ids.device) + gap * ids
+        return torch.arange(ids.shape[0], device=ids.device) + gap * ids
 
     return layout.memo(("convolution", gap), compute)
 
@@ -132,7 +132,7 @@ def _spread(x: Tensor, layout: SequenceLayout, starts: Tensor, gap: int) -> Tens
     """Put tokens into a row with `gap` zeros around every sequence, and 0 for padding."""
     if layout.key_mask is not None:
         x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
-    size = len(x) + gap * (layout.num_sequences + 1)
+    size = x.shape[0] + gap * (layout.num_sequences + 1)
     return x.new_zeros(size, x.shape[1]).index_copy(0, starts + gap, x)
 
 

@@ -76,7 +76,7 @@ class TimestepEmbedding(nn.Module):
                 raise ValueError("inputs_embeds are given; timestep_embedding needs input_ids or timesteps.")
             masked = count_per_sequence(token_ids == self.mask_token_id, layout)
             times = masked / layout.length_tensor.clamp(min=1)
-        vectors = self.down(F.silu(self.up(self.waves(1000 * times).to(self.up.weight.dtype))))  # [sequences, size]
+        vectors = self.down(F.silu(self.up(self.waves(1000 * times).to(x.dtype))))  # [sequences, size]
         return x + vectors.index_select(0, layout.sequence_ids).to(x.dtype)
 
 
