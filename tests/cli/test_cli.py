@@ -182,6 +182,16 @@ def test_compare_shows_differences_and_ratios(tmp_path: Path) -> None:
     assert ["feed-forward", "73,728", "147,456", "2.00"] in rows
 
 
+def test_compare_shows_active_parameters_if_one_model_has_experts(tmp_path: Path) -> None:
+    BertBlocksConfig.from_preset("mini", layer_overrides={1: {"mlp_type": "moe"}}).save_pretrained(tmp_path)
+    for pair in (("mini", tmp_path), (tmp_path, "mini")):
+        counts = run_json("compare", *pair)["parameters"]
+        dense, mixture = ("a", "b") if pair[0] == "mini" else ("b", "a")
+        assert counts["active"][dense] == counts["total"][dense] == 277_120
+        # eight networks, of which a token uses two: up and down matrices without biases
+        assert counts["total"][mixture] - counts["active"][mixture] == 6 * 2 * 64 * 96
+
+
 def test_compare_abbreviates_layers_and_omits_undefined_ratios() -> None:
     rows = [" ".join(line.split()) for line in run("compare", "modernbert-base", "bert-base").stdout.splitlines()]
     assert "layer_types global: 0, 3, 6, ..., 21; local: 1-2, 4-5, 7-8, ..., 19-20 global: 0-11" in rows

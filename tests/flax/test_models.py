@@ -394,6 +394,10 @@ def test_blocks_that_exist_only_in_torch_raise(monkeypatch: pytest.MonkeyPatch) 
         ours.FlaxBertBlocksModel(tiny_config(attention_key_bias=False))
     with pytest.raises(ConfigError, match="input_conv_size is 3, which exists only in torch; "):
         ours.FlaxBertBlocksModel(tiny_config(input_conv_size=3))
+    with pytest.raises(ConfigError, match="mlp_type is 'moe', which exists only in torch; "):
+        ours.FlaxBertBlocksModel(tiny_config(layer_overrides={1: {"mlp_type": "moe"}}))
+    with pytest.raises(ConfigError, match="timestep_embedding is True, which exists only in torch; "):
+        ours.FlaxBertBlocksModel(tiny_config(timestep_embedding=True, mask_token_id=3))
     with pytest.raises(ConfigError, match="hidden_act is 'xielu'"):
         ours.FlaxBertBlocksModel(tiny_config(layer_overrides={1: {"hidden_act": "xielu"}}))
     with pytest.raises(ConfigError, match="task is 'masked-diffusion'; "):
