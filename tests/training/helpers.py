@@ -65,6 +65,13 @@ def make_model(dropout: float = 0.0, **options: Any) -> BertBlocksForMaskedLM:
     return BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini", attention_output_dropout=dropout, **options))
 
 
+def make_experts(folder: Path) -> BertBlocksForMaskedLM | None:
+    """A mixture of experts if the folder is named after it; without the losses of routers, which see a part each."""
+    if "experts" not in folder.name:
+        return None
+    return make_model(mlp_type="moe", num_experts=4, router_balance_weight=0.0, router_z_weight=0.0)
+
+
 def make_task(recipe: Recipe) -> PretrainingTask:
     objectives = [MaskedLanguageModeling(make_vocabulary(), 0.3) for _ in recipe.phases]
     held_out = HeldOutEvaluator([Documents(1)], make_vocabulary(), 32, 400)
@@ -133,7 +140,7 @@ def main() -> None:
         die_at_step(int(os.environ["DIE_AT_STEP"]))
     for run in " ".join(sys.argv[1:]).split(" -- "):
         folder, *overrides = run.split()
-        train(Path(folder), *overrides, world=world)
+        train(Path(folder), *overrides, world=world, model=make_experts(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bertblocks.core.metrics_file import read_metrics
-from tests.training.helpers import train
+from tests.training.helpers import make_experts, train
 
 NUMBERS = ("loss", "gradient_norm", "held_out_loss", "tokens")
 MUON = ["optimizer.kind=muon", "optimizer.qk_clip=0.01", "run.ema=0.9"]
@@ -24,6 +24,8 @@ RUNS: dict[str, tuple[list[str], list[str]]] = {
     "ddp with accumulation": ([], ["run.micro_batch_tokens=64"]),
     "muon": (MUON, [*MUON, "run.parallel=fsdp"]),
     "stable adamw": (STABLE, [*STABLE, "run.parallel=fsdp"]),
+    "ddp with experts": ([], []),
+    "fsdp with experts": ([], ["run.parallel=fsdp"]),
     "ddp after one process": ([], []),
     "fsdp after one process": ([], ["run.parallel=fsdp"]),
 }
@@ -81,7 +83,7 @@ def assert_same(folder: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_give_the_weights_of_one(folder: Any, tmp_path: Path, name: Any) -> None:
-    train(tmp_path, *RUNS[name][0])
+    train(tmp_path, *RUNS[name][0], model=make_experts(home(folder, name)))
     assert_same(home(folder, name), tmp_path)
 
 

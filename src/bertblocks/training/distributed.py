@@ -109,7 +109,7 @@ def parallelize(model: nn.Module, world: World, parallel: str) -> nn.Module:
     if parallel == "ddp":
         return DistributedDataParallel(model)
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for module in model.modules():
+    for module in reversed(list(model.modules())):  # experts before their layer
         if isinstance(module, nn.ModuleList):
             for layer in module:
                 fully_shard(layer, mesh=mesh)
