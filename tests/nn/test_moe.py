@@ -10,10 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertblocks import BertBlocksForMaskedLM, BertBlocksModel, ConfigError
+from bertblocks import BertBlocksForMaskedLM, BertBlocksForReplacedTokenDetection, BertBlocksModel, ConfigError
 from bertblocks.analysis import analyze, mermaid
 from bertblocks.analysis.parameters import build
-from bertblocks.models import TASK_MODELS
+from bertblocks.models import (
+    TASK_MODELS,
+    EnhancedMaskedLM,
+    GeneratorAndDiscriminator,
+    MaskedLMWithPooledTerms,
+    RetroMAE,
+)
 from bertblocks.nn.mlp import get_mlp
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
@@ -149,6 +155,42 @@ def test_models_add_the_losses_of_routers_in_training(task: str, unpad: bool) ->
     plain = model.eval()(IDS, attention_mask=MASK, **TARGETS[task]).loss
     torch.testing.assert_close(loss, plain + added)
     assert added.item() > 0.01
+
+
+FLAT, CU_SEQLENS = torch.cat(ragged_ids([6, 3, 8])), torch.tensor([0, 6, 9, 17], dtype=torch.int32)
+LABELS = FLAT.masked_fill(torch.arange(17) % 3 == 0, -100)
+NUM_LABELS = int((LABELS != -100).sum())
+
+
+@pytest.mark.parametrize("kind", [EnhancedMaskedLM, RetroMAE, MaskedLMWithPooledTerms, GeneratorAndDiscriminator])
+def test_models_for_pretraining_add_them_to_the_loss_of_the_encoder(kind: Any) -> None:
+    torch.manual_seed(0)
+    config, seeds = tiny_config(**EXPERTS), torch.tensor([1, 2, 3])
+    encoder = BertBlocksForMaskedLM(config)
+    arguments: dict[Any, Any] = {
+        EnhancedMaskedLM: (seeds, 0.5),
+        RetroMAE: (LABELS, seeds, 0.5),
+        MaskedLMWithPooledTerms: (None,),
+    }
+    model: Any
+    if kind is GeneratorAndDiscriminator:
+        model = kind(encoder, BertBlocksForReplacedTokenDetection(config), "separate")
+    else:
+        model = kind(encoder, predicts_bags=False) if kind is MaskedLMWithPooledTerms else kind(encoder)
+    model.double()
+
+    def totals() -> list[torch.Tensor]:
+        # draws the same samples of a generator each time
+        random = (torch.Generator().manual_seed(0),) if kind is GeneratorAndDiscriminator else ()
+        out = model(FLAT, CU_SEQLENS, LABELS, *arguments.get(kind, random))
+        return [value.detach() for value in out.values() if value.dim() == 0]
+
+    model.eval()
+    plain = totals()
+    model.train()
+    trained = totals()
+    added = NUM_LABELS * sum(layer.loss for layer in encoder.model.routing)
+    torch.testing.assert_close(trained[0], plain[0] + added)
 
 
 def test_padding_does_not_count_in_the_losses_of_routers() -> None:

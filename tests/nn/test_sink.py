@@ -11,6 +11,7 @@ import torch
 from bertblocks import BertBlocksModel, ConfigError
 from bertblocks.analysis import analyze
 from bertblocks.nn.backends import BACKENDS, AttentionContext, AttentionPattern
+from bertblocks.nn.backends.eager import RandomBackend
 from bertblocks.nn.backends.flash import why_not_flash
 from bertblocks.nn.layout import SequenceLayout
 from tests.helpers import tiny_config
@@ -36,6 +37,18 @@ def test_the_logit_joins_the_softmax(backend: str) -> None:
     attended = BACKENDS[backend]().attend(q, k, v, context)
     expected = torch.cat([naive(q[part], k[part], v[part], sinks, 0.5) for part in (slice(0, 5), slice(5, 7))])
     torch.testing.assert_close(attended, expected)
+
+
+def test_attention_to_random_tokens_has_sinks_too() -> None:
+    q, k, v = torch.randn(3, 4, 2, 4, dtype=torch.float64)
+    sinks = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    layout = SequenceLayout.from_shape(1, 4, torch.device("cpu"))
+    context = AttentionContext(layout, AttentionPattern(has_sinks=True), 0.5, sinks=sinks)
+    attended = RandomBackend([0], hidden_share=0.0).attend(q, k, v, context)
+    for i in range(4):  # nothing is hidden except the token itself
+        others = [j for j in range(4) if j != i]
+        expected = naive(q[i : i + 1], k[others], v[others], sinks, 0.5)
+        torch.testing.assert_close(attended[i : i + 1], expected)
 
 
 @pytest.mark.parametrize("length", [70, 600])

@@ -57,7 +57,8 @@ class EnhancedMaskedLM(MaskedLMWithDecoder):
     ) -> DecoderOutput:
         encoded = self.encoder.model.encode(input_ids, cu_seqlens=cu_seqlens)
         hidden = self.decoder(encoded.hidden, input_ids, encoded.layout, seeds.tolist(), hidden_share)
-        return DecoderOutput(None, self.decoder_loss(hidden, labels))
+        total = encoded.add_router_loss(self.decoder_loss(hidden, labels), (labels != IGNORE).sum())
+        return DecoderOutput(None, total)
 
 
 class RetroMAE(MaskedLMWithDecoder):
@@ -85,6 +86,7 @@ class RetroMAE(MaskedLMWithDecoder):
         assert indices is not None
         firsts, hidden = encoded.hidden.split([layout.num_sequences, len(indices) - layout.num_sequences])
         encoder_total = self.encoder.fused_loss(hidden, labels[indices[layout.num_sequences :]])
+        encoder_total = encoded.add_router_loss(encoder_total, len(hidden))
         original = torch.where(labels == IGNORE, input_ids, labels)
         memory = model.embedding(original, None, None, layout.positions, layout)
         memory = memory.index_copy(0, layout.first_tokens, firsts.to(memory.dtype))

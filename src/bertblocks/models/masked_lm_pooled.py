@@ -53,6 +53,7 @@ class MaskedLMWithPooledTerms(TrainingModel):
         encoded = self.encoder.model.encode(input_ids, cu_seqlens=cu_seqlens)
         indices = labelled_tokens(encoded.layout, labels)
         masked_lm_total = self.encoder.fused_loss(encoded.hidden[indices], labels[indices], z_loss=z_loss)
+        masked_lm_total = encoded.add_router_loss(masked_lm_total, len(indices))
         vectors = pool(upcast(encoded.hidden), encoded.layout, "mean")
         bag_total = None
         if self.bag_bias is not None:

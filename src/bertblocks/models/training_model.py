@@ -70,6 +70,6 @@ class RandomAttentionLayer(nn.Module):
         """`[tokens, hidden]` -> `[tokens, hidden]`. Keys and values come from `memory`, whose first token all see."""
         sees_first = memory is not None
         if memory is not None and isinstance(self.block, Block):  # nGPT's block has no norms
-            memory = self.block.attention_residual.pre_norm(memory)
+            memory = self.block.attention_residual.enter(memory)
         backend = RandomBackend(seeds, hidden_share, sees_first)
         return self.block(x, ForwardContext(layout, backend, token_ids=token_ids, start=x, memory=memory))[0]

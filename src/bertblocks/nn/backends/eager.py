@@ -74,7 +74,7 @@ class RandomBackend(EagerBackend):
             shown = self.draw_visible(tokens.stop - tokens.start, seed, q.device)
 
             def weigh(scores: Tensor, visible: Tensor, shown: Tensor = shown) -> Tensor:
-                return masked_softmax(scores, visible & shown)
+                return masked_softmax(scores, visible & shown, context.sinks)
 
             own_context = replace(context, weigh=weigh)
             sequence_q, sequence_k, sequence_v = (split_heads(x[tokens], 1) for x in (q, k, v))
