@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from bertblocks import BertBlocksForMaskedDiffusion, ConfigError
 from bertblocks.analysis import analyze
+from bertblocks.models.model import Encoded
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
 MASK, PAD, VOCAB = 3, 0, 60
@@ -239,13 +239,7 @@ def exact_model(monkeypatch: pytest.MonkeyPatch) -> BertBlocksForMaskedDiffusion
         chances[..., FIRST_WORD:] = conditionals(input_ids)
         hidden = chances.log().flatten(0, 1)
         indices = None if token_indices is None else token_indices(layout)
-        return SimpleNamespace(
-            hidden=hidden if indices is None else hidden[indices],
-            layout=layout,
-            token_indices=indices,
-            hidden_states=None,
-            attentions=None,
-        )
+        return Encoded(hidden if indices is None else hidden[indices], layout, indices, None, None, [])
 
     monkeypatch.setattr(model.model, "encode", encode)
     monkeypatch.setattr(model, "logits", lambda hidden: hidden)
