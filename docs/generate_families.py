@@ -137,9 +137,15 @@ them by other keys of their config and runs none of their code.
 | `jina-bert-v2` | Jina embeddings v2 | `bert` | `position_embedding_type: "alibi"` |
 | `mosaic-bert` | MosaicBERT, DNABERT-2 | `bert` | `alibi_starting_size` |
 | `jina_embeddings_v3` | Jina embeddings v3 | `xlm-roberta` | `position_embedding_type: "rotary"` |
+| `esmc` | ESM C | `esmc` | `d_model` |
+| `esmc` | ESM++ | `ESMplusplus` | |
 
 Jina v3 holds LoRA adapters for tasks. `from_huggingface(path, adapter="retrieval.query")` merges one into the weights;
 without `adapter` you get the encoder that all of them change. It is written in transformers' layout.
+
+The authors of ESM C publish a pickle without a config. To read it, call it `pytorch_model.bin`, write the arguments of
+their class into a `config.json`, `{"model_type": "esmc", "d_model": 960, "n_heads": 15, "n_layers": 30}` for 300M, and
+convert it with `--allow-pickle`. ESM++ holds the same tensors. Both are written in transformers' layout.
 
 ## DeBERTa
 
@@ -148,6 +154,12 @@ v2 and v3 share the `model_type` `deberta-v2`. v3 is a discriminator; `task="rep
 a new masked-LM head, even if the file has one in the newer layout (`lm_predictions`); BertBlocks reads it. Float labels
 of a sequence classifier without a `problem_type` mean several labels here and a distribution over classes in
 transformers.
+
+## Splinter
+
+`SplinterForQuestionAnswering` and `SplinterForPreTraining` have the same head, which is read for question answering
+(`qa_head: "question_aware"`). It reads the question off the token `question_token_id`, which Splinter's tokenizer puts
+behind the question. A text with several such tokens is answered for the first.
 
 ## Decoders
 
@@ -177,7 +189,6 @@ feed-forward layers (`num_groups`, as in ConvBERT medium-small) raises an error.
 - Tensors that follow from the config are not kept: `position_ids`, RoPE's `inv_freq`, the unused position table of
   rotary ESM checkpoints, RoFormer's table of sines, and unused tensors of older nGPT files. ESM's frequencies are
   checked, and their precision is kept in `rope_frequency_dtype`.
-- Splinter's head for questions is dropped with a warning.
 - I-BERT is read before quantization only. The ranges of activations that it collects for quantization are dropped.
 - ERNIE's later versions have embeddings of tasks. BertBlocks keeps all of them and uses the first, as transformers does
   if you pass no task.

@@ -23,6 +23,7 @@ from transformers import (
     DistilBertConfig,
     ElectraConfig,
     ErnieConfig,
+    EsmcConfig,
     EsmConfig,
     EuroBertConfig,
     Gemma3TextConfig,
@@ -39,6 +40,7 @@ from transformers import (
     NomicBertConfig,
     PreTrainedConfig,
     Qwen3Config,
+    RemBertConfig,
     RobertaConfig,
     RobertaPreLayerNormConfig,
     RoFormerConfig,
@@ -255,8 +257,29 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         make_config=lambda **options: BertGenerationConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
         variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "hidden_dropout_prob": 0.3},),
     ),
+    "rembert": FamilyCase(
+        make_config=lambda **options: RemBertConfig(
+            **{
+                **SIZES,
+                "input_embedding_size": 20,
+                "output_embedding_size": 28,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "max_position_embeddings": 320,
+                **options,
+            }
+        ),
+        no_dropout={"classifier_dropout_prob": 0.0},
+        variants=(
+            {"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "output_embedding_size": 48},
+            {"input_embedding_size": 32, "output_embedding_size": 32, "hidden_dropout_prob": 0.3},
+        ),
+    ),
     "splinter": FamilyCase(
-        make_config=lambda **options: SplinterConfig(**{**SIZES, "max_position_embeddings": 320, **options}),
+        make_config=lambda **options: SplinterConfig(
+            **{**SIZES, "question_token_id": 7, "max_position_embeddings": 320, **options}
+        ),
+        no_dropout=NO_DROPOUT,
         variants=({"hidden_act": "relu", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "hidden_dropout_prob": 0.3},),
     ),
     "roformer": FamilyCase(
@@ -330,6 +353,25 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         variants=(
             {"position_embedding_type": "absolute", "emb_layer_norm_before": True, "layer_norm_eps": 1e-3},
             {"token_dropout": False, "rope_theta": 300.0, "mask_token_id": None, "hidden_dropout_prob": 0.2},
+        ),
+    ),
+    "esmc": FamilyCase(
+        make_config=lambda **options: EsmcConfig(
+            **{
+                **SIZES,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "mask_token_id": 3,
+                # without a norm on the embeddings hidden states grow, and rounding errors with them
+                "initializer_range": 0.1,
+                **options,
+            }
+        ),
+        no_dropout={"classifier_dropout": 0.0},
+        variants=(
+            {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "classifier_dropout": 0.3},
+            {"rope_parameters": {"rope_theta": 300.0}, "num_hidden_layers": 3, "mask_token_id": None},
         ),
     ),
     "eurobert": FamilyCase(

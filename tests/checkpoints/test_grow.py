@@ -37,6 +37,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "rms, untied": {**MODERN, "norm_fn": "rms", "tie_word_embeddings": False, "mlm_head_dense": False},
     "rms, tied, no head": {**MODERN, "norm_fn": "rms", "mlm_head_dense": False},
     "grouped heads": {**MODERN, "num_kv_heads": 2, "qk_norm": True},
+    "norms over all heads": {**MODERN, "qk_norm": True, "qk_norm_fn": "layer", "qk_norm_across_heads": True},
+    "wide output": {"output_embedding_size": 48, "tie_word_embeddings": False},
     "t5": {"block_pos_enc_kind": "t5", "embd_pos_enc_kind": "none"},
     "disentangled": {"block_pos_enc_kind": "disentangled", "attention_key_bias": False},
     "deberta v2": {

@@ -105,6 +105,8 @@ ROPE = {"block_pos_enc_kind": "rope"}
         ({}, {"num_kv_heads": 12, "head_dim": 64, "layer_types": ["global"] * 12, "mlm_head_act": "gelu"}),
         ({"norm_pos": "pre"}, {"final_norm": True}),
         ({"norm_pos": "sandwich"}, {"final_norm": True}),
+        ({"norm_pos": "pre", "norm_bias": False}, {"final_norm_bias": False}),
+        ({"embedding_size": 128}, {"output_embedding_size": 128}),
         ({"norm_pos": "post"}, {"final_norm": False}),
         ({"norm_pos": "pre_and_post"}, {"final_norm": False}),
         ({"norm_pos": "none"}, {"final_norm": False}),
@@ -410,6 +412,19 @@ def test_a_number_out_of_range_raises(key: Any, value: Any, works: Any) -> None:
             ["must be true", "embedding_size = 128", "hidden_size = 768"],
         ),
         ({"embedding_size": 128, "mlm_head_dense": False}, "mlm_head_dense", ["must be true", "embedding_size = 128"]),
+        (
+            {"output_embedding_size": 128},
+            "tie_word_embeddings",
+            ["must be false", "output_embedding_size = 128", "embedding_size = 768"],
+        ),
+        (
+            {"output_embedding_size": 128, "tie_word_embeddings": False, "mlm_head_dense": False},
+            "mlm_head_dense",
+            ["must be true", "output_embedding_size = 128"],
+        ),
+        ({"final_norm_bias": False}, "final_norm_bias", ["requires final_norm true"]),
+        ({"qk_norm_across_heads": True}, "qk_norm_across_heads", ["belongs to qk_norm true"]),
+        ({"qk_norm": True, "qk_norm_fn": "group"}, "qk_norm_fn", ["'group'", "rms, layer"]),
         ({"embedding_size": 40, "norm_fn": "group"}, "norm_num_groups", ["divide embedding_size = 40"]),
         ({"num_hidden_groups": 13}, "num_hidden_groups", ["at most num_hidden_layers = 12"]),
         (
@@ -430,6 +445,13 @@ def test_a_number_out_of_range_raises(key: Any, value: Any, works: Any) -> None:
         # ---- heads
         ({"classifier_pooling": "mean"}, "classifier_pooling", ["'pooler'", "'dense' or 'none'"]),
         ({"classifier_head_on_tokens": True}, "classifier_head_on_tokens", ["'dense'", "'pooler'"]),
+        ({"qa_head": "question_awar"}, "qa_head", ["did you mean 'question_aware'"]),
+        ({"question_token_id": 3}, "question_token_id", ["belongs to qa_head 'question_aware'"]),
+        (
+            {"qa_head": "question_aware", "question_token_id": 99_999},
+            "question_token_id",
+            ["within the vocabulary of 30522"],
+        ),
         # ---- nGPT
         ({"ngpt_logit_scale": True}, "ngpt_logit_scale", ["ngpt true"]),
         ({"ngpt": True, "norm_pos": "pre"}, "norm_pos", ["ngpt requires 'none'"]),

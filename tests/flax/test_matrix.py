@@ -27,6 +27,7 @@ from tests.nn.test_matrix import (
     NORM_SCALING,
     NORMS,
     OTHERS,
+    QK_NORMS,
     SCALES,
     SHARED,
     SINKS,
@@ -52,6 +53,7 @@ QUICK = [
     *SINKS[:1],
     *SPANS[:1],
     *APART,
+    *QK_NORMS,
     *FACTORISED,
     *SHARED,
 ]

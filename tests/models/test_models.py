@@ -271,6 +271,21 @@ def test_packed_losses_equal_padded_losses(task: Any) -> None:
     torch.testing.assert_close(model(torch.cat(sequences), cu_seqlens=bounds, **packed).loss, expected)
 
 
+@pytest.mark.parametrize("unpad", [True, False])
+def test_a_question_aware_head_scores_padded_texts_like_each_text_alone(unpad: bool) -> None:
+    config = tiny_config(qa_head="question_aware", question_token_id=7, unpad=unpad)
+    model = BertBlocksForQuestionAnswering(config).eval()
+    sequences = [torch.tensor(ids) for ids in ([5, 7, 6, 7, 8], [9, 8], [7, 3, 4])]
+    ids, mask = pad_ids(sequences)
+    ids[1, 2:] = 7  # hidden by the mask
+    scores = model(ids, attention_mask=mask)
+    for row, sequence in enumerate(sequences):
+        alone = model(sequence[None])
+        torch.testing.assert_close(scores.start_logits[row, : len(sequence)], alone.start_logits[0])
+        torch.testing.assert_close(scores.end_logits[row, : len(sequence)], alone.end_logits[0])
+    assert model(torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)).start_logits.shape == (2, 3)
+
+
 def test_labels_of_a_wrong_shape_are_not_broadcast() -> None:
     model = BertBlocksForSequenceClassification(tiny_config(num_labels=1))
     with pytest.raises(ValueError, match=r"labels has shape \[1\]; for regression it must be \[2, 1\]"):

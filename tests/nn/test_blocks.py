@@ -34,6 +34,7 @@ from bertblocks.nn.activation import get_activation
 from bertblocks.nn.attention import ForwardContext
 from bertblocks.nn.backends import EagerBackend
 from bertblocks.nn.block import get_block
+from bertblocks.nn.head import QuestionAwareHead
 from bertblocks.nn.initialization import INITIALIZATIONS, register_initialization
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTBlock
@@ -244,6 +245,42 @@ def test_attention_equals_its_steps_written_out(position: Any, qk_norm: Any) -> 
     slopes = [0.25, 0.0625, 0.015625, 0.00390625] if position == "alibi" else None
     expected = attention.out(naive_attention(q, k, v, SIZE**-0.5, slopes=slopes).flatten(1))
     torch.testing.assert_close(attend(block, layout)(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_queries_and_keys_are_normalized_over_all_heads_together_if_asked() -> None:
+    options = {"qk_norm": True, "qk_norm_fn": "layer", "qk_norm_across_heads": True, "norm_eps": 0.2}
+    block, x, layout = build_block(num_kv_heads=KV_HEADS, head_dim=SIZE, **options)
+    attention = block.attention
+    q, k, v = attention.qkv(x).split([HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE], dim=-1)
+    q = F.layer_norm(q, (HEADS * SIZE,), attention.query_norm.weight, eps=0.2)
+    k = F.layer_norm(k, (KV_HEADS * SIZE,), attention.key_norm.weight, eps=0.2)
+    q, k, v = q.view(6, HEADS, SIZE), k.view(6, KV_HEADS, SIZE), v.view(6, KV_HEADS, SIZE)
+    expected = attention.out(naive_attention(q, k, v, SIZE**-0.5).flatten(1))
+    torch.testing.assert_close(attend(block, layout)(x), expected, atol=1e-5, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------- question answering
+
+
+@torch.no_grad()
+def test_the_question_aware_head_equals_its_formula() -> None:
+    """The second text has no question token (7), so its first token stands for the question."""
+    head = randomize(QuestionAwareHead(8, question_token_id=7))
+    x, ids = torch.randn(9, 8), torch.tensor([5, 6, 7, 8, 7, 1, 2, 3, 4])
+
+    def layer(part: Any, y: Tensor) -> Tensor:
+        y = F.gelu(F.linear(y, part.dense.weight, part.dense.bias))
+        return F.layer_norm(y, (8,), part.norm.weight, part.norm.bias, 1e-5)
+
+    expected = []
+    for tokens, question in ((x[:5], x[2]), (x[5:], x[5])):
+        start = layer(head.start, tokens) @ head.start_form.weight @ layer(head.question_start, question)
+        end = layer(head.end, tokens) @ head.end_form.weight @ layer(head.question_end, question)
+        expected.append(torch.stack((start, end), dim=-1))
+    layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 5, 9]), (9,))
+    torch.testing.assert_close(head(x, layout, ids), torch.cat(expected), atol=1e-5, rtol=1e-5)
+    assert head.find_questions(layout, None).tolist() == [0, 5]
 
 
 # ---------------------------------------------------------------------- feed-forward

@@ -32,6 +32,9 @@ def configs(draw: Any) -> Any:
     positions = ["post"] if options["norm_fn"] == "deep" else ["pre", "post", "pre_and_post", "sandwich", "none"]
     options["norm_pos"] = draw(st.sampled_from(positions))
     options["norm_scaling"] = options["norm_pos"] in ("pre", "sandwich") and draw(st.booleans())
+    if options["qk_norm"]:
+        options["qk_norm_fn"] = draw(st.sampled_from(["rms", "layer"]))
+        options["qk_norm_across_heads"] = draw(st.booleans())
     if options["local_attention"]:
         options["global_attention_every_n_layers"] = draw(st.sampled_from([None, 1, 2]))
         options["num_global_tokens"] = draw(st.sampled_from([0, 1, 3]))

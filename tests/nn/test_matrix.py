@@ -131,7 +131,19 @@ TIMESTEPS: list[dict[str, Any]] = [
     {"timestep_embedding": True, "mask_token_id": 7, "embedding_size": 8, "token_dropout": True},
     {"timestep_embedding": True, "mask_token_id": 7, "ngpt": True},
 ]
-FACTORISED = [
+QK_NORMS: list[dict[str, Any]] = [
+    {"qk_norm": True, "qk_norm_fn": "layer", "qk_norm_across_heads": True, "num_kv_heads": 2},
+    {"qk_norm": True, "qk_norm_fn": "layer", "norm_eps": 1e-5, "local_attention": True},
+    {
+        "qk_norm": True,
+        "qk_norm_across_heads": True,
+        "block_pos_enc_kind": "disentangled",
+        "norm_pos": "pre",
+        "final_norm_bias": False,
+    },
+]
+FACTORISED: list[dict[str, Any]] = [
+    {"embedding_size": 8, "output_embedding_size": 24, "tie_word_embeddings": False},
     {"embedding_size": 8},
     {"embedding_size": 8, "embedding_projection_bias": False, "embedding_norm_after_projection": True},
     {"embedding_size": 48, "norm_fn": "group", "norm_pos": "pre", "embd_pos_enc_kind": "sinusoidal"},
@@ -170,6 +182,7 @@ CHOICES = [
     *LEARNED_ALIBI,
     *SHORTCUTS,
     *TIMESTEPS,
+    *QK_NORMS,
     *FACTORISED,
     *SHARED,
 ]

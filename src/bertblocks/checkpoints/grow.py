@@ -47,6 +47,8 @@ SAME_KEYS = (
     "partial_rotary_factor",
     "relative_attention_num_buckets",
     "qk_norm",
+    "qk_norm_fn",
+    "qk_norm_across_heads",
     "ngpt",
     "ngpt_logit_scale",
     "embedding_norm",
@@ -54,6 +56,7 @@ SAME_KEYS = (
     "embedding_projection_bias",
     "embedding_norm_after_projection",
     "final_norm",
+    "final_norm_bias",
     "norm_bias",
     "norm_weight",
     "norm_scaling",
@@ -94,6 +97,7 @@ SAME_KEYS = (
 SIZE_KEYS = (
     "hidden_size",
     "embedding_size",
+    "output_embedding_size",
     "num_hidden_layers",
     "num_hidden_groups",
     "num_attention_heads",
@@ -125,7 +129,8 @@ AXES: dict[str, str] = {
     r"span_convolution\.(pointwise|value)\.bias": "queries",
     r"span_convolution\.kernel\.weight": "kernels <queries",
     r"span_convolution\.kernel\.bias": "kernels",
-    r"attention\.(query|key)_norm\.weight": "same",
+    r"attention\.query_norm\.weight": "normed_queries",
+    r"attention\.key_norm\.weight": "normed_keys",
     r"attention\.sqk": "queries",
     r"attention\.sinks\.logits": "heads",
     r"mlp(\.experts\.\d+|\.shared)?\.up\.weight": "up <hidden",
@@ -142,8 +147,8 @@ AXES: dict[str, str] = {
     r"\bhead\.inner\.bias": "head",
     r"\bhead\.dense\.weight": "dense <head",
     r"\bhead\.dense\.bias": "dense",
-    r"\bhead\.norm\.(weight|bias)": "embedding",
-    r"\bdecoder\.weight": "same <embedding",
+    r"\bhead\.norm\.(weight|bias)": "output",
+    r"\bdecoder\.weight": "same <output",
     r"\b(order|classifier|tagger|spans|detector)\.weight": "same <hidden",
     r"\b(decoder\.bias|logit_scale|(order|classifier|tagger|spans|detector)\.bias)": "same",
 }
@@ -151,6 +156,7 @@ AXES: dict[str, str] = {
 SIZE_OF = {
     "hidden": "hidden_size",
     "embedding": "embedding_size",
+    "output": "output_embedding_size",
     "inner": "intermediate_size",
     "heads": "num_attention_heads",
 }
@@ -278,13 +284,17 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
     if axis == "head":
         return _tile(old.mlm_head_size or old.hidden_size, new.mlm_head_size or new.hidden_size)
     if axis == "dense":
-        units = _tile(old.embedding_size, new.embedding_size)
-        return torch.cat([units, units + old.embedding_size]) if old.mlm_head_glu else units
+        units = unit_map("output", old, new)
+        return torch.cat([units, units + getattr(old, SIZE_OF["output"])]) if old.mlm_head_glu else units
     if axis == "up":
         kind = old.expert_type if old.mlp_type == "moe" else old.mlp_type
         parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[kind], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)
         return torch.cat([inner + part * old.intermediate_size for part in range(parts)])
+    if axis in ("normed_queries", "normed_keys"):
+        if not old.qk_norm_across_heads:
+            return torch.arange(old.head_dim)
+        axis = axis.removeprefix("normed_")
     if axis == "kernels":
         return _tile_heads(old.num_attention_heads, new.num_attention_heads, old.span_conv_size)
     if axis in ("queries", "keys", "qkv", "mixed"):

@@ -11,11 +11,12 @@ import bertblocks.nn.disentangled
 import bertblocks.nn.rope  # noqa: F401 - these two register positions
 from bertblocks.core.keys import Key, keys_of
 from bertblocks.core.registry import Registry
-from bertblocks.nn.attention import ATTENTION_FUNCTIONS
+from bertblocks.nn.attention import ATTENTION_FUNCTIONS, QK_NORMS
 from bertblocks.nn.block import RESIDUALS
 from bertblocks.nn.convolution import SPAN_CONVOLUTION
 from bertblocks.nn.embedding import TIMESTEP_EMBEDDING
 from bertblocks.nn.gate import GATES
+from bertblocks.nn.head import QA_HEADS
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
 from bertblocks.nn.norm import NORMS
@@ -43,6 +44,8 @@ SLOTS: dict[str, Registry[Any]] = {
         GATES,
         SPAN_CONVOLUTION,
         VALUE_EMBEDDING,
+        QK_NORMS,
+        QA_HEADS,
         NGPT,
         TIMESTEP_EMBEDDING,
     )

@@ -76,6 +76,8 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Width of the token, type and position embeddings, projected to hidden_size if the two differ, as in ALBERT.
     #: Implied: hidden_size.
     embedding_size: int = IMPLIED
+    #: Width of the masked-LM decoder's input, as in RemBERT. Implied: embedding_size.
+    output_embedding_size: int = IMPLIED
     #: Number of layers.
     num_hidden_layers: int = 12
     #: Number of distinct sets of layer weights. With fewer than one per layer, layers share a set, as in ALBERT.
@@ -152,6 +154,8 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_norm_after_projection: bool = False
     #: Whether a norm follows the last layer. Implied: true if mlp_norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
+    #: Whether this last norm has a bias. Implied: norm_bias.
+    final_norm_bias: bool = IMPLIED
     #: Whether the first layer has a norm before attention. ModernBERT has none: its embeddings are already normalised.
     first_attention_norm: bool = True
     #: Whether attention and feed-forward run in parallel on the same input: x + A(Nx) + F(Nx).
@@ -195,7 +199,7 @@ class BertBlocksConfig(PreTrainedConfig):
     value_embedding: bool = False
     #: Factor on the products of queries and keys. T5 has 1. Implied: head_dim ** -0.5, and its inverse for nGPT.
     attention_scale: float = IMPLIED
-    #: Whether a learned RMSNorm is applied to each head's queries and keys.
+    #: Whether a learned norm is applied to queries and keys.
     qk_norm: bool = False
     #: Whether tokens see only themselves and earlier tokens, as in decoders. `model.set_causal` changes it.
     causal: bool = False
@@ -310,6 +314,8 @@ class BertBlocksConfig(PreTrainedConfig):
     classifier_bias: bool = True
     #: Whether that of token classification and question answering has one. Implied: classifier_bias.
     token_classifier_bias: bool = IMPLIED
+    #: Head for question answering: linear, or a name from the table below.
+    qa_head: str = "linear"
     #: Whether the noise level of each text, embedded by sines and two matrices, is added to its tokens. Where masked
     #: diffusion does not give it, it is the share of mask tokens. Evidence: against it; Zheng et al. (2024, arXiv
     #: 2409.02908) show that training and sampling do not need the time.
@@ -431,6 +437,7 @@ class BertBlocksConfig(PreTrainedConfig):
             "mlp_type": implied_choice("mlp_type", vars(self)),
             "hidden_act": "silu" if self.ngpt else "gelu",
             "embedding_size": self.hidden_size,
+            "output_embedding_size": self.embedding_size or self.hidden_size,
             "embedding_projection": self.embedding_size not in (None, self.hidden_size),
             "num_hidden_groups": self.num_hidden_layers,
             "token_classifier_dropout": self.classifier_dropout,
@@ -440,6 +447,7 @@ class BertBlocksConfig(PreTrainedConfig):
             "attention_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "mlp_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "final_norm": (self.mlp_norm_pos or self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
+            "final_norm_bias": self.norm_bias,
             "embedding_initializer_range": self.initializer_range,
             "init_kind": "ngpt" if self.ngpt else "trunc_normal",
             "tie_word_embeddings": not self.ngpt,
@@ -536,6 +544,12 @@ class BertBlocksConfig(PreTrainedConfig):
         for key, value in (self.layer_overrides or {}).get(index, {}).items():
             setattr(layer, key, value)
         return layer
+
+    def for_final_norm(self) -> "BertBlocksConfig":
+        """Return the config that the norm after the last layer is built from."""
+        config = copy.copy(self)
+        config.norm_bias = self.final_norm_bias
+        return config
 
     def layer_group(self, index: int) -> int:
         """Return the index of a layer's weights: its own unless layers share weights."""

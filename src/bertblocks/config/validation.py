@@ -47,6 +47,7 @@ SIZES: dict[str, tuple[int | None, int]] = {
     "vocab_size": (1, 2**24),
     "hidden_size": (1, 2**20),
     "embedding_size": (1, 2**20),
+    "output_embedding_size": (1, 2**20),
     "num_hidden_layers": (1, 1_000),
     "num_hidden_groups": (1, 1_000),
     "num_attention_heads": (1, 10_000),
@@ -319,7 +320,15 @@ def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     yield "embedding_norm_after_projection", after, why
     no_projection = not c.embedding_projection_bias and not c.embedding_projection
     yield "embedding_projection_bias", no_projection, "false requires embedding_projection true"
+    width = c.output_embedding_size
+    if width != size:
+        sizes = f"output_embedding_size = {width} differs from hidden_size = {c.hidden_size}"
+    differs = width != c.hidden_size
     yield "mlm_head_dense", differs and not c.mlm_head_dense, f"it must be true because {sizes}"
+    unequal = f"false, because output_embedding_size = {width} differs from embedding_size = {size}"
+    yield "tie_word_embeddings", c.tie_word_embeddings and width != size, f"it must be {unequal}"
+    useless = not c.final_norm and c.final_norm_bias != c.norm_bias
+    yield "final_norm_bias", useless, "it requires final_norm true"
 
 
 def _sharing_combinations(c: BertBlocksConfig) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ ONLY_VALUES: dict[str, object] = {
     "input_mixing": False,
     "value_embedding": False,
     "attention_fn": "softmax",
+    "qa_head": "linear",
     "task_type_vocab_size": 0,
     "embedding_projection_bias": True,
     "embedding_norm_after_projection": False,

@@ -14,9 +14,8 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.dropout import Dropout
-from bertblocks.nn.head import get_classifier_head
+from bertblocks.nn.head import QuestionAwareHead, get_classifier_head, get_qa_head
 from bertblocks.nn.layout import SequenceLayout
-from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         self.model = BertBlocksModel(config, add_pooling_layer=False)
         self.classifier_head = get_classifier_head(config) if config.classifier_head_on_tokens else None
         self.dropout = Dropout(config.qa_dropout)
-        self.spans = Linear(config.hidden_size, 2, config.token_classifier_bias, role="classifier")
+        self.spans = get_qa_head(config)
         self.post_init()
 
     @can_return_tuple
@@ -66,7 +65,11 @@ class BertBlocksForQuestionAnswering(BertBlocksPreTrainedModel):
         encoded = self.model.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         layout = encoded.layout
         hidden = encoded.hidden if self.classifier_head is None else self.classifier_head(encoded.hidden)
-        scores = self.spans(self.dropout(hidden))  # [tokens, 2]
+        hidden = self.dropout(hidden)
+        if isinstance(self.spans, QuestionAwareHead):
+            scores = self.spans(hidden, layout, None if input_ids is None else layout.gather(input_ids))
+        else:
+            scores = self.spans(hidden)  # [tokens, 2]
         start, end = layout.scatter(scores, fill=torch.finfo(scores.dtype).min).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from bertblocks.core.keys import Key
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.eager import EagerBackend
@@ -19,7 +20,7 @@ from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.gate import AttentionGate, get_gate
 from bertblocks.nn.layout import SequenceLayout, index_tokens
 from bertblocks.nn.linear import Linear, is_untouched
-from bertblocks.nn.norm import RMSNorm
+from bertblocks.nn.norm import LayerNorm, RMSNorm
 from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import linear, not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
@@ -32,6 +33,23 @@ if TYPE_CHECKING:
 
 ATTENTION_FUNCTIONS: Registry[Any] = Registry("attention_fn", reserved=("softmax",))
 register_attention_fn = ATTENTION_FUNCTIONS.register
+QK_NORMS: Registry[Any] = Registry("qk_norm")
+
+
+@QK_NORMS.register(True)
+class QueryKeyNorm:
+    """A learned norm without bias on queries and keys (Dehghani et al., 2023)."""
+
+    keys: ClassVar[dict[str, Key]] = {
+        "qk_norm_fn": Key(str, "rms", "rms (RMSNorm) or layer (LayerNorm).", choices=("rms", "layer"), per_layer=True),
+        "qk_norm_across_heads": Key(
+            bool,
+            False,
+            "Whether the norm covers all heads of a token together. Evidence: shipped in ESM C; BertBlocks has not "
+            "compared it.",
+            per_layer=True,
+        ),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +70,8 @@ class ForwardContext:
 class Attention(nn.Module):
     """Multi-head attention with grouped key/value heads over flat tokens.
 
-    `qk_norm_eps` turns on a learned RMSNorm over each head's queries and keys (Dehghani et al., 2023). `weigh` replaces
-    the softmax; the eager backend computes it.
+    `qk_norm_eps` turns on a learned norm over each head's queries and keys, or over all heads together. `weigh`
+    replaces the softmax; the eager backend computes it.
     """
 
     def __init__(
@@ -79,6 +97,8 @@ class Attention(nn.Module):
         weigh: nn.Module | None = None,
         sinks: AttentionSinks | None = None,
         span_convolution: SpanConvolution | None = None,
+        qk_norm_fn: str = "rms",
+        qk_norm_across_heads: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -90,8 +110,13 @@ class Attention(nn.Module):
         )
         mixed_size = num_heads * head_dim * (1 if span_convolution is None else 2)
         self.out = Linear(mixed_size, hidden_size, out_bias, role="out")
+        self.qk_norm_across_heads = qk_norm_across_heads
+        norm = {"rms": RMSNorm, "layer": LayerNorm}[qk_norm_fn]
         self.query_norm, self.key_norm = (
-            None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, weight=qk_norm_weight) for _ in "qk"
+            None
+            if qk_norm_eps is None
+            else norm(size if qk_norm_across_heads else head_dim, qk_norm_eps, bias=False, weight=qk_norm_weight)
+            for size in self.sizes[:2]
         )
         if position.is_shared:
             object.__setattr__(self, "position", position)  # the encoder owns it, so it must not be a submodule here
@@ -118,10 +143,15 @@ class Attention(nn.Module):
         return q, *(x.unflatten(-1, (self.num_kv_heads, self.head_dim)) for x in (k, v))
 
     def normalize_queries(self, q: Tensor) -> Tensor:
-        return q if self.query_norm is None else self.query_norm(q)
+        return self._normalize(q, self.query_norm)
 
     def normalize_keys(self, k: Tensor) -> Tensor:
-        return k if self.key_norm is None else self.key_norm(k)
+        return self._normalize(k, self.key_norm)
+
+    def _normalize(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        if norm is None:
+            return x
+        return norm(x.flatten(-2)).view_as(x) if self.qk_norm_across_heads else norm(x)
 
     def init_parameters(self, config: BertBlocksConfig) -> None:
         for bias in (self.query_bias, self.value_bias):
@@ -246,6 +276,8 @@ def get_attention(
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
+        qk_norm_fn=config.qk_norm_fn,
+        qk_norm_across_heads=config.qk_norm_across_heads,
         gate=get_gate(config),
         value_embedding=get_value_embedding(config),
         weigh=get_attention_function(config),

@@ -53,7 +53,7 @@ class Encoder(nn.Module):
                 if isinstance(module, Linear):
                     module.layer = order.index(index)
         self.convolution = get_input_convolution(config)
-        self.final_norm = get_norm(config) if config.final_norm else None
+        self.final_norm = get_norm(config.for_final_norm()) if config.final_norm else None
 
     @property
     def order(self) -> list[int]:

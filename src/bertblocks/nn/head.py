@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from bertblocks.core.keys import Key, Problem
+from bertblocks.core.registry import Registry
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.initialization import draw_normal
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
-from bertblocks.nn.norm import get_norm
+from bertblocks.nn.norm import LayerNorm, get_norm
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
+
+#: Heads that score every token as the start and the end of an answer.
+QA_HEADS: Registry[Any] = Registry("qa_head", reserved=("linear",))
 
 
 def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
@@ -147,6 +153,54 @@ class DetectorHead(nn.Module):
         return self.activation(self.dense(x))
 
 
+@QA_HEADS.register("question_aware")
+class QuestionAwareHead(nn.Module):
+    """Scores tokens by bilinear forms with the vector of a question token, as in Splinter (Ram et al., 2021)."""
+
+    keys: ClassVar[dict[str, Key]] = {
+        "question_token_id": Key(
+            int,
+            104,
+            "The token that stands for the question; a text without it uses its first token.",
+            least=0,
+            most=2**24,
+        )
+    }
+
+    def __init__(self, hidden_size: int, question_token_id: int) -> None:
+        super().__init__()
+        self.question_token_id = question_token_id
+        self.question_start, self.question_end, self.start, self.end = (
+            DenseHead(hidden_size, "gelu", True, LayerNorm(hidden_size, 1e-5, True)) for _ in range(4)
+        )
+        self.start_form, self.end_form = (Linear(hidden_size, hidden_size, False, role="head") for _ in range(2))
+
+    @classmethod
+    def check_model(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        is_outside = config.question_token_id >= config.vocab_size
+        yield "question_token_id", is_outside, f"it must lie within the vocabulary of {config.vocab_size}"
+
+    def forward(self, x: Tensor, layout: SequenceLayout, token_ids: Tensor | None) -> Tensor:
+        if x.shape[0] == 0:
+            return x.new_zeros(0, 2)
+        questions = x[self.find_questions(layout, token_ids)]  # [sequences, hidden]
+        start = self.start_form(self.question_start(questions))[layout.sequence_ids] * self.start(x)
+        end = self.end_form(self.question_end(questions))[layout.sequence_ids] * self.end(x)
+        return torch.stack((start.sum(-1), end.sum(-1)), dim=-1)  # [tokens, 2]
+
+    def find_questions(self, layout: SequenceLayout, token_ids: Tensor | None) -> Tensor:
+        """Return the index of each sequence's first question token, or else of its first token."""
+        if token_ids is None:
+            return layout.first_tokens
+        is_question = token_ids == self.question_token_id
+        if layout.key_mask is not None:
+            is_question = is_question & layout.key_mask.flatten()
+        index = torch.arange(len(token_ids), device=token_ids.device).masked_fill(~is_question, len(token_ids))
+        found = index.new_full((layout.num_sequences,), len(token_ids))
+        found = found.scatter_reduce(0, layout.sequence_ids, index, reduce="amin")
+        return torch.where(found < len(token_ids), found, layout.first_tokens)
+
+
 def get_detector_head(config: BertBlocksConfig) -> DetectorHead:
     return DetectorHead(config.hidden_size, config.hidden_act, get_norm(config) if config.detector_norm else None)
 
@@ -154,7 +208,7 @@ def get_detector_head(config: BertBlocksConfig) -> DetectorHead:
 def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
     if not config.mlm_head_dense:
         return None
-    size = config.embedding_size
+    size = config.output_embedding_size
     norm = get_norm(config, size) if config.mlm_head_norm else None
     return DenseHead(
         config.hidden_size,
@@ -178,3 +232,9 @@ def get_classifier_head(config: BertBlocksConfig) -> DenseHead | None:
         norm,
         dropout=config.classifier_head_dropout,
     )
+
+
+def get_qa_head(config: BertBlocksConfig) -> Linear | QuestionAwareHead:
+    if config.qa_head == "linear":
+        return Linear(config.hidden_size, 2, config.token_classifier_bias, role="classifier")
+    return QuestionAwareHead(config.hidden_size, config.question_token_id)

@@ -16,6 +16,7 @@ from bertblocks.checkpoints.families.distilbert import DISTILBERT
 from bertblocks.checkpoints.families.electra import ELECTRA
 from bertblocks.checkpoints.families.ernie import ERNIE
 from bertblocks.checkpoints.families.esm import ESM
+from bertblocks.checkpoints.families.esmc import ESMC
 from bertblocks.checkpoints.families.eurobert import EUROBERT, ULTRABERT
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.families.gemma3 import GEMMA3
@@ -30,6 +31,7 @@ from bertblocks.checkpoints.families.neobert import NEOBERT
 from bertblocks.checkpoints.families.new import NEW
 from bertblocks.checkpoints.families.nomic_bert import GTE, NOMIC_BERT
 from bertblocks.checkpoints.families.rejected import why_not
+from bertblocks.checkpoints.families.rembert import REMBERT
 from bertblocks.checkpoints.families.roberta import (
     CAMEMBERT,
     DATA2VEC_TEXT,
@@ -88,6 +90,8 @@ FAMILIES: dict[str, Family] = {
         UMT5,
         GEMMA3,
         SPLINTER,
+        REMBERT,
+        ESMC,
     )
 }
 

@@ -11,7 +11,7 @@ from jax import Array
 from bertblocks.flax.layout import RowLayout
 from bertblocks.flax.nn.convolution import SpanConvolution
 from bertblocks.flax.nn.linear import Linear, dropout
-from bertblocks.flax.nn.norm import RMSNorm
+from bertblocks.flax.nn.norm import NORMS, Norm
 from bertblocks.flax.nn.position import BlockPosition
 from bertblocks.flax.nn.softmax import Softmax
 
@@ -43,6 +43,8 @@ class Attention(nnx.Module):
         scale: float,
         qk_norm_weight: str,
         gate: Any,
+        qk_norm_fn: str,
+        qk_norm_across_heads: bool,
         has_sinks: bool,
         span_convolution: SpanConvolution | None,
     ) -> None:
@@ -51,8 +53,10 @@ class Attention(nnx.Module):
         mixed_size = num_heads * head_dim * (1 if span_convolution is None else 2)
         self.out = Linear(mixed_size, hidden_size, out_bias, writes=True)
         self.span_convolution = span_convolution
+        self.qk_norm_across_heads = qk_norm_across_heads
         self.query_norm, self.key_norm = (
-            None if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps, False, qk_norm_weight) for _ in "qk"
+            None if qk_norm_eps is None else NORMS[qk_norm_fn](count * head_dim, qk_norm_eps, False, qk_norm_weight)
+            for count in ((num_heads, num_kv_heads) if qk_norm_across_heads else (1, 1))
         )
         self.position = position
         self.half_window = half_window
@@ -65,9 +69,12 @@ class Attention(nnx.Module):
 
     def apply_positions(self, q: Array, k: Array, position: BlockPosition, layout: RowLayout) -> tuple[Array, Array]:
         """Normalizes queries and keys and applies RoPE."""
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        return position.rotate(q, k, layout)
+        return position.rotate(self.normalize(q, self.query_norm), self.normalize(k, self.key_norm), layout)
+
+    def normalize(self, x: Array, norm: Norm | None) -> Array:
+        if norm is None:
+            return x
+        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) if self.qk_norm_across_heads else norm(x)
 
     def __call__(
         self,

@@ -158,6 +158,8 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         scale=config.attention_scale,
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
+        qk_norm_fn=config.qk_norm_fn,
+        qk_norm_across_heads=config.qk_norm_across_heads,
         has_sinks=config.attention_sinks,
         span_convolution=get_span_convolution(config),
     )

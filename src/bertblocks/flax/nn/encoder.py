@@ -38,7 +38,7 @@ class Encoder(nnx.Module):
         self.layers = nnx.List(
             [get_block(config, self.order.index(group)) for group in range(config.num_hidden_groups)]
         )
-        self.final_norm = get_norm(config) if config.final_norm else None
+        self.final_norm = get_norm(config.for_final_norm()) if config.final_norm else None
 
     def __call__(
         self,
