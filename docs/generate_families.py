@@ -193,7 +193,7 @@ feed-forward layers (`num_groups`, as in ConvBERT medium-small) raises an error.
 - ERNIE's later versions have embeddings of tasks. BertBlocks keeps all of them and uses the first, as transformers does
   if you pass no task.
 - The encoder of a whole T5 is read and its decoder dropped with a warning. BertBlocks does not apply T5's dropout after
-  the final norm, and does not read the `Dense` modules of EmbeddingGemma's folder.
+  the final norm.
 - `initializer_range` and other settings for initialization are read if BertBlocks has them. They never prevent a
   conversion.
 """

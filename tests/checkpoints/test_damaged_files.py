@@ -271,8 +271,9 @@ def test_other_malformed_files_give_one_sentence(tmp_path: Path, name: Any, cont
         ("config_sentence_transformers.json", '{"prompts": [1]}', "prompts must map names to texts"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompts must map names to texts"),
         ("config_sentence_transformers.json", '{"default_prompt_name": 1}', "default_prompt_name is 1"),
-        ("1_Pooling/config.json", '{"pooling_mode": {"a": 1}}', "it must be cls, last, mean or max"),
-        ("1_Pooling/config.json", '{"pooling_mode": [[1], 2]}', "it must be cls, last, mean or max"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "a"}', "'a'; it must be one of query, document"),
+        ("1_Pooling/config.json", '{"pooling_mode": {"a": 1}}', "it must be one or several of cls, max, mean"),
+        ("1_Pooling/config.json", '{"pooling_mode": [[1], 2]}', "it must be one or several of cls, max, mean"),
     ],
 )
 def test_settings_of_sentence_transformers_are_checked(tmp_path: Path, name: Any, content: Any, message: Any) -> None:

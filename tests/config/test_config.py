@@ -105,8 +105,6 @@ ROPE = {"block_pos_enc_kind": "rope"}
         ({}, {"num_kv_heads": 12, "head_dim": 64, "layer_types": ["global"] * 12, "mlm_head_act": "gelu"}),
         ({"norm_pos": "pre"}, {"final_norm": True}),
         ({"norm_pos": "sandwich"}, {"final_norm": True}),
-        ({"norm_pos": "pre", "norm_bias": False}, {"final_norm_bias": False}),
-        ({"embedding_size": 128}, {"output_embedding_size": 128}),
         ({"norm_pos": "post"}, {"final_norm": False}),
         ({"norm_pos": "pre_and_post"}, {"final_norm": False}),
         ({"norm_pos": "none"}, {"final_norm": False}),
@@ -153,7 +151,13 @@ def test_every_implied_key_gets_a_value() -> None:
     """Every key whose type excludes None has a value in a built config."""
     optional = {"pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"}
     optional |= {"rope_scaling", "local_rope_scaling", "global_attention_every_n_layers", "layer_overrides", "family"}
-    optional |= {"mlm_head_size", "quantization", "disentangled_num_buckets"}
+    optional |= {
+        "mlm_head_size",
+        "quantization",
+        "disentangled_num_buckets",
+        "output_embedding_size",
+        "final_norm_bias",
+    }
     for config in (BertBlocksConfig(), BertBlocksConfig(ngpt=True)):
         assert {key for key in KEYS if getattr(config, key) is None} <= optional
 

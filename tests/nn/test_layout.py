@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bertblocks import SequenceLayout
-from bertblocks.nn.head import pool
+from bertblocks.nn.head import POOLINGS, pool
 from bertblocks.nn.layout import keep_mask
 
 INF = float("inf")
@@ -340,11 +340,13 @@ def plain_pool(rows: list[Tensor], kind: str) -> Tensor:
         "last": lambda x: x[-1],
         "mean": lambda x: x.mean(0),
         "max": lambda x: x.max(0).values,
+        "weighted_mean": lambda x: (x * torch.arange(1, len(x) + 1)[:, None]).sum(0) / (len(x) * (len(x) + 1) / 2),
+        "mean_sqrt_len": lambda x: x.sum(0) / len(x) ** 0.5,
     }[kind]
     return torch.stack([reduce(x) if len(x) else torch.zeros(size) for x in rows]) if rows else torch.zeros(0, size)
 
 
-@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max", "mean_sqrt_len"])
 @settings(max_examples=30, deadline=None)
 @given(mask=masks(), unpad=st.booleans())
 def test_pooling_a_padded_batch_uses_only_real_tokens(kind: Any, mask: Any, unpad: Any) -> None:
@@ -354,7 +356,19 @@ def test_pooling_a_padded_batch_uses_only_real_tokens(kind: Any, mask: Any, unpa
     torch.testing.assert_close(pool(layout.gather(x), layout, kind), expected)
 
 
-@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
+@settings(max_examples=30, deadline=None)
+@given(mask=masks(), unpad=st.booleans())
+def test_a_weighted_mean_counts_places_from_the_first_real_token(mask: Any, unpad: Any) -> None:
+    """Holes count, as in sentence-transformers."""
+    layout = SequenceLayout.from_mask(mask, unpad=unpad)
+    x = torch.randn(*mask.shape, 3)
+    places = torch.arange(mask.shape[1]) + 1 - mask.int().argmax(1, keepdim=True)
+    weights = (places * mask).to(x.dtype)[..., None]
+    expected = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+    torch.testing.assert_close(pool(layout.gather(x), layout, "weighted_mean"), expected)
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(0, 4), max_size=5))
 def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind: Any, lengths: Any) -> None:
@@ -364,7 +378,7 @@ def test_pooling_packed_tokens_gives_a_vector_per_sequence(kind: Any, lengths: A
     torch.testing.assert_close(pool(x, layout, kind), plain_pool(list(x.split(lengths)) if lengths else [], kind))
 
 
-@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
+@pytest.mark.parametrize("kind", POOLINGS)
 def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
     x = torch.randn(2, 5, 3) - 5.0
     layout = SequenceLayout.from_packed_rows(torch.tensor([[2, 1], [5, 0]]), (2, 5))
@@ -373,7 +387,7 @@ def test_pooling_packed_rows_gives_a_vector_per_segment(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("unpad", [True, False])
-@pytest.mark.parametrize("kind", ["cls", "last", "mean", "max"])
+@pytest.mark.parametrize("kind", POOLINGS)
 def test_values_at_padding_never_reach_a_pooled_vector(kind: Any, unpad: Any) -> None:
     """Not even NaN or infinity."""
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models import TASK_MODELS
 from bertblocks.tasks.answer.task import AnswerTask
@@ -298,7 +299,7 @@ def test_the_contrastive_loss_equals_its_formula() -> None:
 def test_simcse_contrasts_each_text_with_itself_under_another_dropout() -> None:
     task = EmbedTask(EmbedSettings(loss="simcse", temperature=0.2))
     model = tiny("base", embedding_dropout=0.3).train()
-    task.use_model(model, "mean")
+    task.use_model(model, EmbeddingSettings())
     texts = ["a red stone", "two birds sing in town", "rain"]
     batch = task.batch(task.features([EmbeddingExample([text], None, "here") for text in texts], TEXTS, 32))
     ids = [TOKENIZER(text).input_ids for text in texts * 2]
@@ -331,6 +332,7 @@ def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions: Any, score: An
     task = EmbedTask(EmbedSettings(dimensions=dimensions))
     features = task.features(examples, TEXTS, 16)
     model = tiny("base")
+    task.use_model(model, EmbeddingSettings())
     batch = task.batch(features)
     flat = [feature for column in zip(*features, strict=True) for feature in column]
     inputs = padded(flat)

@@ -511,9 +511,11 @@ def test_pooling_and_prompts_come_from_the_checkpoint(tmp_path: Path, tokenizer:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"modules": modules("Transformer", "Pooling", "Dense")}, "has a Dense module"),
-        ({"1_Pooling__config": {"pooling_mode_weightedmean_tokens": True}}, "the pooling is pooling_mode_weightedmean"),
-        ({"1_Pooling__config": {"pooling_mode": ["mean", "max"]}}, "the pooling is mean and max"),
+        ({"modules": modules("Transformer", "Pooling", "Router")}, "has a Router module"),
+        ({"modules": modules("Transformer", "Normalize", "Pooling")}, "'1_Normalize' must follow the only Pooling"),
+        ({"modules": modules("Transformer", "Pooling", "Pooling")}, "'2_Pooling' must follow the only Pooling"),
+        ({"1_Pooling__config": {"pooling_mode_sum_tokens": True}}, "the pooling is pooling_mode_sum_tokens"),
+        ({"1_Pooling__config": {"pooling_mode": ["mean", "sum"]}}, "the pooling is sum"),
         ({"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
     ],
 )

@@ -14,15 +14,21 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from bertblocks import Predictor, finetune, load
-from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, write_settings
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, read_settings, write_settings
 from bertblocks.cli.main import app
 from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.nn.embedding_head import Dense, EmbeddingNorm
 from bertblocks.tasks.classify.task import ClassifyTask
+from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
 from bertblocks.tasks.settings import ClassifySettings, EmbedSettings
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.text.tables import DataError
+from bertblocks.text.tokenizers import load_tokenizer_if_any
 from bertblocks.training.finetune import OLD_DEFAULTS
 from bertblocks.training.finetune_defaults import choose
 from bertblocks.training.finetune_run import compare_with_start
 from bertblocks.training.supervised_task import SupervisedTask
+from tests.training.conftest import COLOURS, NOUNS
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +40,85 @@ def encoder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def projected(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny encoder with the last token, two modules behind it, and a prompt for each role."""
+    folder = tmp_path_factory.mktemp("projected") / "model"
+    shutil.copytree(base, folder)
+    torch.manual_seed(1)
+    layers = (Dense(32, 24, True, "Tanh"), EmbeddingNorm(24))
+    prompts = {"query": "which ", "document": "the "}
+    write_settings(folder, EmbeddingSettings("last", 64, prompts, None, layers), 32)
+    return folder
+
+
 def results(folder: Path) -> Any:
     return json.loads((folder / "results.json").read_text())
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
+
+
+def write_pairs(path: Path) -> Path:
+    pairs = [(f"the {noun} is {colour} .", f"{noun} {colour} ?") for noun in NOUNS for colour in COLOURS]
+    path.write_text("".join(json.dumps({"query": a, "positive": b}) + "\n" for a, b in pairs))
+    return path
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 2}], ids=["full", "lora"])
+def test_modules_behind_the_pooling_are_trained_and_written(projected: Path, tmp_path: Path, settings: Any) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    options = {"epochs": 4, "batch_size": 6, "learning_rate": 1e-2, "precision": "fp32", **settings}
+    done = finetune("embed", projected, pairs, pairs, tmp_path / "out", **options)
+    assert done.chosen["best_step"] > 0
+    before, after = read_settings(projected), read_settings(tmp_path / "out")
+    assert (after.pooling, after.prompts) == (before.pooling, before.prompts)
+    assert not any("embedding_head" in name for name in weights(tmp_path / "out"))
+    for layer, trained in zip(before.layers, after.layers, strict=True):
+        for name, tensor in layer.state_dict().items():
+            assert not torch.equal(trained.state_dict()[name], tensor), name
+    again = evaluate("embed", tmp_path / "out", pairs)
+    assert again.scores[done.metric] == pytest.approx(done.scores[done.metric], abs=1e-4)
+
+
+def test_sentence_transformers_opens_trained_modules(projected: Path, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    finetune("embed", projected, pairs, pairs, tmp_path / "out", epochs=1, batch_size=6, learning_rate=1e-2)
+    texts = ["the ball is red .", "which colour ?"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    ours = Predictor(tmp_path / "out", dtype=torch.float32).encode(texts, prompt_name="document")
+    np.testing.assert_allclose(ours, theirs.encode_document(texts), atol=1e-5)
+
+
+def test_a_start_that_is_kept_keeps_its_modules(projected: Path, tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    finetune("embed", projected, pairs, pairs, tmp_path / "out", epochs=1, batch_size=6, learning_rate=1e-12)
+    texts = ["the ball is red .", "which colour ?"]
+    found, expected = (Predictor(path, dtype=torch.float32).encode(texts) for path in (tmp_path / "out", projected))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_prompts_of_both_roles_are_part_of_training(projected: Path) -> None:
+    """First texts are queries and the others documents; texts with scores have the default prompt."""
+    tokenizer = load_tokenizer_if_any(projected)
+    task = EmbedTask(EmbedSettings())
+    task.use_model(load(projected)[0], read_settings(projected))
+    pair = EmbeddingExample(["is", "is"], None, "here")
+    assert tokenizer is not None
+    texts = [tokenizer.decode(feature.ids) for feature in task.features([pair], TextTokenizer(tokenizer), 16)[0]]
+    assert texts == ["[CLS] which is [SEP]", "[CLS] the is [SEP]"]
+    task.is_scored = True
+    texts = [tokenizer.decode(feature.ids) for feature in task.features([pair], TextTokenizer(tokenizer), 16)[0]]
+    assert texts == ["[CLS] is [SEP]", "[CLS] is [SEP]"]
+
+
+def test_few_shot_classifiers_name_the_poolings_that_they_have(projected: Path, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(projected, tmp_path / "copy")
+    (tmp_path / "copy" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "weightedmean"}')
+    with pytest.raises(DataError, match="it pools by cls, last, mean or max, not by weighted_mean; use method=full"):
+        finetune("classify", tmp_path / "copy", files / "classify.csv", output=tmp_path / "out", method="few-shot")
 
 
 def test_training_that_harms_embeddings_returns_the_start(base: Path, files: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 from bertblocks.checkpoints.families import FAMILIES, get_family
-from bertblocks.checkpoints.files import MAX_SHARD_BYTES, OnShare, find_checkpoint
+from bertblocks.checkpoints.files import MAX_SHARD_BYTES, PICKLE, OnShare, find_checkpoint, read_pickle
 from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line
 from bertblocks.checkpoints.load import OWN, load_trained
 from bertblocks.checkpoints.save import save_huggingface, save_model
@@ -22,6 +22,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.log import logger, quiet_transformers
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
+from bertblocks.core.tensor_files import SINGLE, save_tensors
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 
@@ -165,8 +166,15 @@ def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_toke
         elif not _is_inside(path, source):
             logger.warning(f"{name} links to a file outside {source} and was not copied.")
         elif not _is_dropped(source, name):
+            is_pickle = path.name == PICKLE
+            name = name.with_name(SINGLE) if is_pickle else name
+            if (target / name).exists():
+                continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / name)
+            if is_pickle:
+                save_tensors(read_pickle(path), target / name)
+            else:
+                shutil.copyfile(path, target / name)
             copied.append(str(name))
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
         save_tokenizer(load_tokenizer(source), target)

@@ -79,12 +79,12 @@ def read_tensors(folder: Path, allow_pickle: bool = False, on_share: OnShare = l
     total = sum(path.stat().st_size for path in files)
     tensors: dict[str, Tensor] = {}
     for path in files:
-        tensors.update(_read_pickle(path) if path.suffix == ".bin" else read_safetensors(path))
+        tensors.update(read_pickle(path) if path.suffix == ".bin" else read_safetensors(path))
         on_share(min(sum(tensor.nbytes for tensor in tensors.values()) / max(total, 1), 1.0))
     return tensors
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickle; `weights_only` rejects anything that could run."""
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)

@@ -97,7 +97,7 @@ SAME_KEYS = (
 SIZE_KEYS = (
     "hidden_size",
     "embedding_size",
-    "output_embedding_size",
+    "decoder_size",
     "num_hidden_layers",
     "num_hidden_groups",
     "num_attention_heads",
@@ -156,7 +156,7 @@ AXES: dict[str, str] = {
 SIZE_OF = {
     "hidden": "hidden_size",
     "embedding": "embedding_size",
-    "output": "output_embedding_size",
+    "output": "decoder_size",
     "inner": "intermediate_size",
     "heads": "num_attention_heads",
 }

@@ -18,6 +18,9 @@ def embed(
     prompt: Annotated[
         str | None, typer.Option(help="Text to put in front of each text, or the name of one of the model's prompts.")
     ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="Name of one of the model's prompts, such as query or document.")
+    ] = None,
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep this many leading dimensions.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not scale vectors to length 1.")] = False,
 ) -> Prediction:
@@ -27,7 +30,7 @@ def embed(
     """
     return Prediction(
         "encode",
-        {"prompt": prompt, "dimensions": dimensions, "normalize": not raw},
+        {"prompt": prompt, "prompt_name": prompt_name, "dimensions": dimensions, "normalize": not raw},
         Roles([("text",)]),
         header={"embedding": 36, "text": 0},
         to_rows=lambda item, vector: [(_abbreviate(vector), item)],

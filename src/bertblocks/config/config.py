@@ -76,8 +76,8 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Width of the token, type and position embeddings, projected to hidden_size if the two differ, as in ALBERT.
     #: Implied: hidden_size.
     embedding_size: int = IMPLIED
-    #: Width of the masked-LM decoder's input, as in RemBERT. Implied: embedding_size.
-    output_embedding_size: int = IMPLIED
+    #: Width of the masked-LM decoder's input, as in RemBERT. None means embedding_size.
+    output_embedding_size: int | None = None
     #: Number of layers.
     num_hidden_layers: int = 12
     #: Number of distinct sets of layer weights. With fewer than one per layer, layers share a set, as in ALBERT.
@@ -154,8 +154,8 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_norm_after_projection: bool = False
     #: Whether a norm follows the last layer. Implied: true if mlp_norm_pos is pre or sandwich.
     final_norm: bool = IMPLIED
-    #: Whether this last norm has a bias. Implied: norm_bias.
-    final_norm_bias: bool = IMPLIED
+    #: Whether this last norm has a bias. None means norm_bias.
+    final_norm_bias: bool | None = None
     #: Whether the first layer has a norm before attention. ModernBERT has none: its embeddings are already normalised.
     first_attention_norm: bool = True
     #: Whether attention and feed-forward run in parallel on the same input: x + A(Nx) + F(Nx).
@@ -437,7 +437,6 @@ class BertBlocksConfig(PreTrainedConfig):
             "mlp_type": implied_choice("mlp_type", vars(self)),
             "hidden_act": "silu" if self.ngpt else "gelu",
             "embedding_size": self.hidden_size,
-            "output_embedding_size": self.embedding_size or self.hidden_size,
             "embedding_projection": self.embedding_size not in (None, self.hidden_size),
             "num_hidden_groups": self.num_hidden_layers,
             "token_classifier_dropout": self.classifier_dropout,
@@ -447,7 +446,6 @@ class BertBlocksConfig(PreTrainedConfig):
             "attention_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "mlp_norm_pos": self.norm_pos or ("none" if self.ngpt else "post"),
             "final_norm": (self.mlp_norm_pos or self.norm_pos or "post") in ("pre", "sandwich") and not self.ngpt,
-            "final_norm_bias": self.norm_bias,
             "embedding_initializer_range": self.initializer_range,
             "init_kind": "ngpt" if self.ngpt else "trunc_normal",
             "tie_word_embeddings": not self.ngpt,
@@ -547,9 +545,16 @@ class BertBlocksConfig(PreTrainedConfig):
 
     def for_final_norm(self) -> "BertBlocksConfig":
         """Return the config that the norm after the last layer is built from."""
+        if self.final_norm_bias is None:
+            return self
         config = copy.copy(self)
         config.norm_bias = self.final_norm_bias
         return config
+
+    @property
+    def decoder_size(self) -> int:
+        """The width of the masked-LM decoder's input."""
+        return self.output_embedding_size or self.embedding_size
 
     def layer_group(self, index: int) -> int:
         """Return the index of a layer's weights: its own unless layers share weights."""

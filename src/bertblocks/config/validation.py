@@ -320,14 +320,14 @@ def _embedding_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
     yield "embedding_norm_after_projection", after, why
     no_projection = not c.embedding_projection_bias and not c.embedding_projection
     yield "embedding_projection_bias", no_projection, "false requires embedding_projection true"
-    width = c.output_embedding_size
+    width = c.decoder_size
     if width != size:
         sizes = f"output_embedding_size = {width} differs from hidden_size = {c.hidden_size}"
     differs = width != c.hidden_size
     yield "mlm_head_dense", differs and not c.mlm_head_dense, f"it must be true because {sizes}"
     unequal = f"false, because output_embedding_size = {width} differs from embedding_size = {size}"
     yield "tie_word_embeddings", c.tie_word_embeddings and width != size, f"it must be {unequal}"
-    useless = not c.final_norm and c.final_norm_bias != c.norm_bias
+    useless = not c.final_norm and c.final_norm_bias is not None
     yield "final_norm_bias", useless, "it requires final_norm true"
 
 

@@ -32,7 +32,7 @@ class MTEBEncoder:
                 "revision": self.revision,
                 "n_parameters": model.num_parameters(),
                 "max_tokens": self.predictor.max_length,
-                "embed_dim": model.config.hidden_size,
+                "embed_dim": self.predictor.embedding_size,
                 "similarity_fn_name": "cosine",
             }
         )

@@ -19,6 +19,7 @@ HEAD_PARTS = {
     "order",
     "detector_head",
     "detector",
+    "embedding_head",
 }
 
 

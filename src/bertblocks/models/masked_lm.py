@@ -41,7 +41,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         super().__init__(config)
         self.model = BertBlocksModel(config, add_pooling_layer)
         self.head = get_mlm_head(config)
-        self.decoder = nn.Linear(config.output_embedding_size, config.vocab_size, bias=config.decoder_bias)
+        self.decoder = nn.Linear(config.decoder_size, config.vocab_size, bias=config.decoder_bias)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
         self.post_init()
 

@@ -15,6 +15,7 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.inputs import EncoderInput, read_layout
 from bertblocks.nn.embedding import get_embedding
+from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.nn.encoder import Encoder
 from bertblocks.nn.head import ContactHead, Pooler, pool
 from bertblocks.nn.layout import SequenceLayout
@@ -67,6 +68,8 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         has_pooler = config.pooler if add_pooling_layer is None else add_pooling_layer
         self.pooler = Pooler(config.hidden_size) if has_pooler else None
         num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
+        #: What makes embeddings, set by fine-tuning. Its result then takes the place of the pooler's.
+        self.embedding_head: EmbeddingHead | None = None
         self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None
         #: What each router of a mixture of experts did in the last forward pass in training.
         self.routing: list[Routing] = []
@@ -162,9 +165,14 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **options)
         hidden, layout = encoded.hidden, encoded.layout
+        pooled = None
+        if self.embedding_head is not None:
+            pooled = self.embedding_head(hidden, layout)
+        elif self.pooler is not None:
+            pooled = self.pooler(pool(hidden, layout, "cls"))
         return BaseModelOutputWithPooling(
             last_hidden_state=cast(Any, layout.scatter(hidden)),
-            pooler_output=None if self.pooler is None else self.pooler(pool(hidden, layout, "cls")),
+            pooler_output=cast(Any, pooled),
             hidden_states=cast(Any, encoded.hidden_states),
             attentions=cast(Any, encoded.attentions),
         )

@@ -21,12 +21,17 @@ from bertblocks.nn.norm import LayerNorm, get_norm
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
 
+#: How the vectors of a text's tokens become one; `classifier_pooling` may be one of the first four.
+POOLINGS = ("cls", "last", "mean", "max", "weighted_mean", "mean_sqrt_len")
 #: Heads that score every token as the start and the end of an answer.
 QA_HEADS: Registry[Any] = Registry("qa_head", reserved=("linear",))
 
 
 def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
     """Pool the real tokens of each sequence: the first ("cls"), the "last", their "mean" or "max"; 0 for empty ones.
+
+    "weighted_mean" weights tokens by their place, counted from 1, and "mean_sqrt_len" divides their sum by the root of
+    their number, both as in sentence-transformers.
 
     Example:
         >>> import torch
@@ -42,15 +47,22 @@ def pool(x: Tensor, layout: SequenceLayout, kind: str) -> Tensor:
         return keep_firsts(x[layout.last_tokens], layout)
     empty = x.new_zeros(layout.num_sequences, x.shape[-1])
     real = None if layout.key_mask is None else layout.key_mask.flatten()[:, None]
-    if kind == "mean":
+    if kind in ("mean", "weighted_mean", "mean_sqrt_len"):
         x = x if real is None else x.masked_fill(~real, 0.0)
-        return empty.index_add(0, layout.sequence_ids, x) / layout.length_tensor.clamp(min=1)[:, None].to(x.dtype)
+        total = layout.length_tensor.clamp(min=1)[:, None].to(x.dtype)
+        if kind == "weighted_mean":
+            first = layout.positions[layout.first_tokens][layout.sequence_ids]
+            weights = (layout.positions - first + 1)[:, None].to(x.dtype)
+            weights = weights if real is None else weights.masked_fill(~real, 0.0)
+            x, total = x * weights, empty[:, :1].index_add(0, layout.sequence_ids, weights).clamp(min=1)
+        total = total.sqrt() if kind == "mean_sqrt_len" else total
+        return empty.index_add(0, layout.sequence_ids, x) / total
     if kind == "max":
         x = x if real is None else x.masked_fill(~real, torch.finfo(x.dtype).min)
         index = layout.sequence_ids[:, None].expand_as(x)
         highest = empty.scatter_reduce(0, index, x, reduce="amax", include_self=False)
         return highest.masked_fill(_is_empty(layout), 0.0)
-    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of cls, last, mean, max.")
+    raise ValueError(f"classifier_pooling is {kind!r}; it must be one of {', '.join(POOLINGS)}.")
 
 
 def keep_firsts(firsts: Tensor, layout: SequenceLayout) -> Tensor:
@@ -208,7 +220,7 @@ def get_detector_head(config: BertBlocksConfig) -> DetectorHead:
 def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
     if not config.mlm_head_dense:
         return None
-    size = config.output_embedding_size
+    size = config.decoder_size
     norm = get_norm(config, size) if config.mlm_head_norm else None
     return DenseHead(
         config.hidden_size,

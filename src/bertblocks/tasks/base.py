@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.save import save_huggingface, save_model
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries
 from bertblocks.data.flat_batch import FlatBatch
@@ -65,8 +66,9 @@ class FineTuneTask(ABC):
     refits_head: ClassVar[bool] = False
     #: Whether a sentence encoder already does almost what the task asks.
     starts_from_embeddings: ClassVar[bool] = False
-    #: How token vectors are pooled, for tasks that make embeddings.
+    #: How token vectors are pooled, for tasks that make embeddings, and all that the start's files say about these.
     pooling: str = "mean"
+    embedding: EmbeddingSettings = EmbeddingSettings()
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -102,8 +104,8 @@ class FineTuneTask(ABC):
         """Returns the task with the method that suits the training examples and the starting model."""
         return self
 
-    def use_model(self, model: Any, pooling: str) -> None:
-        """Takes what follows from the model that training starts from; `pooling` is that of its embeddings."""
+    def use_model(self, model: Any, embedding: EmbeddingSettings) -> None:
+        """Takes what follows from the model that training starts from, and how its checkpoint makes embeddings."""
         return
 
     def check(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> None:

@@ -28,6 +28,7 @@ from bertblocks.models import (
     BertBlocksPreTrainedModel,
 )
 from bertblocks.models.masked_lm import LanguageModel
+from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.tasks.answer.predictions import Answers, QuestionAnsweringPipeline
 from bertblocks.tasks.classify.predictions import Classification, ClassificationPipeline
 from bertblocks.tasks.embed.predictions import EmbeddingPipeline
@@ -97,11 +98,13 @@ class Predictor:
             raise ValueError("The checkpoint does not have a tokenizer; pass one as tokenizer=.")
         self.model = prepare_model(model, device, dtype, int8)
         self.tokenizer = tokenizer
-        self.prompts = settings.prompts
-        self.default_prompt = settings.default_prompt
-        self.pooling = pooling or settings.pooling
-        if self.pooling not in ("cls", "last", "mean", "max"):
-            raise ValueError(f"pooling is {pooling!r}; it must be one of cls, last, mean, max.")
+        #: What the checkpoint's files say about embeddings.
+        self.embedding = settings
+        self._head = self.model.base_model.embedding_head
+        if self._head is None:
+            head = EmbeddingHead(pooling or settings.pooling, self.model.config.hidden_size, settings.layers)
+            self._head = head.to(self.model.device)
+        self.pooling = self._head.pooling
         self.max_length = max_length or max_sequence_length(self.model, tokenizer, settings.max_length)
         self._engine = Engine(self.model, threads, token_budget)
         self._splitter = SequenceSplitter(TextTokenizer(tokenizer), self.max_length, too_long, overlap)
@@ -113,18 +116,25 @@ class Predictor:
         texts: Texts,
         *,
         prompt: str | None = None,
+        prompt_name: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
         progress: bool = False,
     ) -> np.ndarray:
-        """Computes embeddings, `[texts, dimensions]`, pooled as the checkpoint says and scaled to length 1.
+        """Computes embeddings, `[texts, dimensions]`, by the modules of the checkpoint and scaled to length 1.
 
-        `prompt` is put in front of every text; it may be the name of one of the checkpoint's `prompts`. `dimensions`
-        keeps that many leading dimensions, for models trained for it (Matryoshka).
+        `prompt` is put in front of every text. `prompt_name` is the name of one of the checkpoint's `prompts`; "query"
+        and "document" always exist, and are empty unless the checkpoint defines them. `prompt` may be such a name too.
+        `dimensions` keeps that many leading dimensions, for models trained for it (Matryoshka).
         """
-        options: dict[str, Any] = {"prompt": prompt, "normalize": normalize, "dimensions": dimensions}
+        options: dict[str, Any] = {
+            "prompt": prompt,
+            "prompt_name": prompt_name,
+            "normalize": normalize,
+            "dimensions": dimensions,
+        }
         vectors = list(self.stream("encode", texts, progress=progress, **options))
-        return np.stack(vectors) if vectors else np.zeros((0, dimensions or self.model.config.hidden_size), np.float32)
+        return np.stack(vectors) if vectors else np.zeros((0, dimensions or self.embedding_size), np.float32)
 
     def fill_mask(self, texts: Texts, *, top_k: int = 5, progress: bool = False) -> list[list[list[Filling]]]:
         """Predicts the `top_k` most probable tokens for each mask of each text."""
@@ -200,8 +210,8 @@ class Predictor:
 
     def _pipeline(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
         if method == "encode":
-            options = {**options, "prompt": self._find_prompt(options.get("prompt"))}
-            return EmbeddingPipeline(self.model, self._splitter, self.pooling, **options)
+            prompt = self.embedding.find_prompt(options.pop("prompt", None), options.pop("prompt_name", None))
+            return EmbeddingPipeline(self.model, self._splitter, self._head, prompt, **options)
         if method not in _HEADS:
             methods = ("encode", *_HEADS)
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
@@ -214,10 +224,15 @@ class Predictor:
             )
         return pipeline_class(cast(Any, self.model), self._splitter, **options)
 
-    def _find_prompt(self, prompt: str | None) -> str:
-        if prompt is None:
-            prompt = self.default_prompt
-        return "" if prompt is None else self.prompts.get(prompt, prompt)
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The checkpoint's prompts, by name."""
+        return self.embedding.prompts
+
+    @property
+    def embedding_size(self) -> int:
+        """The number of dimensions of an embedding."""
+        return self._head.size
 
     @property
     def threads(self) -> int:

@@ -127,7 +127,7 @@ class EmbedSettings(FineTuneSettings):
     negative: str | None = None
     label: str | None = None
     """The column of scores. Without it, rows are related pairs or triplets."""
-    pooling: Literal["mean", "cls", "max"] | None = None
+    pooling: Literal["mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len"] | None = None
     """None: the checkpoint's pooling, or mean."""
     loss: Literal["contrast", "cosent", "cosine", "simcse"] | None = None
     """None: in-batch contrast for pairs and triplets, CoSENT for scored pairs. simcse contrasts single texts with

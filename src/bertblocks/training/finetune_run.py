@@ -100,7 +100,6 @@ class FinetuneRun:
         self.task = task = task.for_examples(examples, embedder.is_sentence_encoder, embedder.pooling)
         torch.manual_seed(settings.seed)
         start = load_starting_model(files.model, task)
-        task.use_model(start.model, embedder.pooling)
         if (settings.max_length or 0) > start.max_length:
             raise ValueError(f"max_length is {settings.max_length}; the model reads at most {start.max_length} tokens.")
         max_length = settings.max_length or min(task.default_length, start.usual_length)

@@ -67,6 +67,7 @@ def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel
         )
     model = with_config(loaded, task.config_changes())
     settings = read_settings(folder)
+    task.use_model(model, settings)
     size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))
     max_length = model.config.max_position_embeddings - model.config.position_offset
     usual_length = max_sequence_length(model, tokenizer, settings.max_length)

@@ -91,7 +91,9 @@ class SupervisedTask(TrainingTask):
         return self.task.evaluate(self.predictor(model), self.held_out)
 
     def predictor(self, model: nn.Module) -> Predictor:
-        return Predictor(unwrap(model), self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
+        predictor = Predictor(unwrap(model), self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)
+        predictor.embedding = self.task.embedding
+        return predictor
 
 
 def unwrap(model: nn.Module) -> Any:

@@ -121,8 +121,6 @@ def get_family(name: Any) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
         if (reason := why_not(str(name))) is not None:
             raise ConfigError(f"model_type is {name!r}. {reason}")
-        raise ConfigError(
-            f"model_type is {name!r}; BertBlocks reads the families {', '.join(FAMILIES)}"
-            f"{nearest(str(name), FAMILIES)}."
-        )
+        hint = nearest(name, FAMILIES) if isinstance(name, str) else ""
+        raise ConfigError(f"model_type is {name!r}{hint}; BertBlocks reads the families {', '.join(FAMILIES)}.")
     return FAMILIES[name]

@@ -7,12 +7,22 @@ from typing import Any
 
 from bertblocks.checkpoints.families.bert import BERT
 from bertblocks.checkpoints.families.bert_generation import read_rest as read_dropout
-from bertblocks.checkpoints.families.bert_generation import write_rest
+from bertblocks.checkpoints.families.bert_generation import write_rest as write_dropout
 from bertblocks.checkpoints.families.family import rule
+from bertblocks.config import BertBlocksConfig
 
 
 def read_rest(theirs: Any) -> dict[str, Any]:
-    return {**read_dropout(theirs), "classifier_dropout": theirs.classifier_dropout_prob}
+    width = theirs.output_embedding_size
+    return {
+        **read_dropout(theirs),
+        "classifier_dropout": theirs.classifier_dropout_prob,
+        "output_embedding_size": None if width == theirs.input_embedding_size else width,
+    }
+
+
+def write_rest(ours: BertBlocksConfig) -> dict[str, Any]:
+    return {**write_dropout(ours), "output_embedding_size": ours.decoder_size}
 
 
 REMBERT = replace(
@@ -24,7 +34,6 @@ REMBERT = replace(
     keys={
         **BERT.keys,
         "embedding_size": "input_embedding_size",
-        "output_embedding_size": "output_embedding_size",
         "classifier_dropout": "classifier_dropout_prob",
     },
     fixed={"embedding_projection": True},

@@ -34,7 +34,7 @@ class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):
     def build(self, config: BertBlocksConfig) -> None:
         self.model = EncoderParts(config, add_pooling_layer=False)
         self.head = get_mlm_head(config)
-        size, vocabulary = config.output_embedding_size, config.vocab_size
+        size, vocabulary = config.decoder_size, config.vocab_size
         self.decoder = Decoder(size, vocabulary, config.decoder_bias, is_tied=config.tie_word_embeddings)
         self.logit_scale = nnx.Param(jnp.ones(vocabulary)) if config.ngpt_logit_scale else None
 

@@ -125,7 +125,7 @@ class Decoder(nnx.Module):
 def get_mlm_head(config: BertBlocksConfig) -> DenseHead | None:
     if not config.mlm_head_dense:
         return None
-    size = config.output_embedding_size
+    size = config.decoder_size
     norm = get_norm(config, size) if config.mlm_head_norm else None
     return DenseHead(
         config.hidden_size,

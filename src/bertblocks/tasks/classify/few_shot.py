@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, uniform
 from bertblocks.nn.numerics import upcast
@@ -50,7 +51,7 @@ class FewShotTask(ClassifyTask):
             "classifier_head_on_tokens": False,
         }
 
-    def use_model(self, model: Any, pooling: str) -> None:
+    def use_model(self, model: Any, embedding: EmbeddingSettings) -> None:
         model.classifier.requires_grad_(False)  # it is fitted, not trained
 
     def features(self, examples: Sequence[TextExample], tokenizer: TextTokenizer, max_length: int) -> list[Feature]:

@@ -24,6 +24,7 @@ class AnyMethodTask(ClassifyTask):
             "it compares all texts of a batch, so micro_batch_size must be unset": settings.micro_batch_size
             is not None,
             "it does not work with parallel=fsdp": settings.parallel == "fsdp",
+            f"it pools by cls, last, mean or max, not by {pooling}": pooling not in ("cls", "last", "mean", "max"),
         }
         reasons = [reason for reason, is_given in obstacles.items() if is_given]
         if settings.method == "few-shot":

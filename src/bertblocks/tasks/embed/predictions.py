@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check_text, to_numpy
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.nn.head import keep_firsts, pool
-from bertblocks.nn.layout import SequenceLayout
-from bertblocks.nn.numerics import upcast
+from bertblocks.nn.embedding_head import EmbeddingHead
 
 
 class EmbeddingPipeline(Pipeline[np.ndarray]):
-    """Pools the token vectors of a text; windows of a long text are averaged, weighted by their tokens."""
+    """Makes the embedding of a text; those of a long text's windows are averaged, weighted by their tokens."""
 
     def __init__(
         self,
         model: BertBlocksPreTrainedModel,
         splitter: SequenceSplitter,
-        pooling: str,
+        head: EmbeddingHead,
         prompt: str = "",
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> None:
         super().__init__(model, splitter)
-        if dimensions is not None and not 1 <= dimensions <= model.config.hidden_size:
-            raise ValueError(f"dimensions is {dimensions}; it must be between 1 and {model.config.hidden_size}.")
-        self.pooling = pooling
+        if dimensions is not None and not 1 <= dimensions <= head.size:
+            raise ValueError(f"dimensions is {dimensions}; it must be between 1 and {head.size}.")
+        self.head = head
         self.prompt = prompt
         self.normalize = normalize
         self.dimensions = dimensions
@@ -42,15 +39,8 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
         return [Request(self.splitter.split(tokens, index)) for index, tokens in enumerate(tokenized, start=first)]
 
     def forward(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
-        ends: dict[str, Callable[[SequenceLayout], Tensor]] = {
-            "cls": lambda layout: layout.first_tokens,
-            "last": lambda layout: layout.last_tokens,
-        }
-        if self.pooling in ends:
-            encoded = self.model.base_model.encode(**batch.inputs, token_indices=ends[self.pooling])
-            return list(to_numpy(keep_firsts(upcast(encoded.hidden), encoded.layout)))
-        encoded = self.model.base_model.encode(**batch.inputs)
-        return list(to_numpy(pool(upcast(encoded.hidden), encoded.layout, self.pooling)))
+        encoded = self.model.base_model.encode(**batch.inputs, token_indices=self.head.token_indices)
+        return list(to_numpy(self.head(encoded.hidden, encoded.layout, encoded.token_indices)))
 
     def postprocess(self, request: Request) -> np.ndarray:
         vector = request.outputs[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,7 @@ from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.nn.attention import Attention
 from bertblocks.nn.dropout import Dropout
-from bertblocks.nn.head import pool
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.linear import not_cast
 from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
@@ -88,8 +88,10 @@ class EmbedTask(FineTuneTask):
                 self.notes.append(f"scores from {low:g} to {high:g} are scaled to cosines from 0 to 1")
         return examples
 
-    def use_model(self, model: Any, pooling: str) -> None:
-        self.pooling = self.settings.pooling or pooling
+    def use_model(self, model: Any, embedding: EmbeddingSettings) -> None:
+        self.pooling = self.settings.pooling or embedding.pooling
+        self.embedding = replace(embedding, pooling=self.pooling)
+        model.embedding_head = EmbeddingHead(self.pooling, model.config.hidden_size, embedding.layers)
         if model.pooler is not None:
             model.pooler.requires_grad_(False)  # embeddings do not use it
         rates = dropouts(model)
@@ -111,7 +113,8 @@ class EmbedTask(FineTuneTask):
         self, examples: Sequence[EmbeddingExample], tokenizer: TextTokenizer, max_length: int
     ) -> list[list[Feature]]:
         """Makes the sequences of each example and truncates long texts."""
-        texts = [text for example in examples for text in example.texts]
+        prompts = [self.embedding.find_prompt(None, self._role(column, self.embedding)) for column in range(3)]
+        texts = [prompts[column] + text for example in examples for column, text in enumerate(example.texts)]
         room = max_length - tokenizer.num_special()
         tokens = iter(tokenizer.tokenize(texts))
         features, cut = [], 0
@@ -137,7 +140,7 @@ class EmbedTask(FineTuneTask):
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         assert batch.labels is not None
         sequences = len(batch.cu_seqlens) - 1
-        embeddings = upcast(embed(model, batch, self.pooling))
+        embeddings = upcast(model(**batch.inputs).pooler_output)
         parts = embeddings.view(sequences // len(batch.labels), len(batch.labels), -1)  # [texts, examples, hidden]
         width = parts.shape[-1]
         sizes = [*sorted(size for size in self.settings.dimensions if size < width), width]
@@ -155,16 +158,17 @@ class EmbedTask(FineTuneTask):
         return cosent(gather(similarities), gather(scores))
 
     def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        save_embedder(model, folder, tokenizer, EmbeddingSettings(self.pooling, max_length))
+        layers = tuple(model.embedding_head.layers)
+        save_embedder(model, folder, tokenizer, replace(self.embedding, max_length=max_length, layers=layers))
 
     def evaluate(self, predictor: Predictor, examples: Sequence[EmbeddingExample]) -> Evaluated:
         """Computes the correlation with the scores or, for pairs, how well first texts retrieve their second texts."""
-        texts = list(dict.fromkeys(text for example in examples for text in example.texts))
-        index = {text: number for number, text in enumerate(texts)}
-        vectors = predictor.encode(texts)
-        first = vectors[[index[example.texts[0]] for example in examples]]
-        second = vectors[[index[example.texts[1]] for example in examples]]
+        first_texts = [example.texts[0] for example in examples]
+        queries = self._embed(predictor, 0, first_texts)
+        documents = self._embed(predictor, 1, (text for example in examples for text in example.texts[1:]))
         if self.is_scored:
+            first = np.stack([queries[text] for text in first_texts])
+            second = np.stack([documents[example.texts[1]] for example in examples])
             scores = np.array([example.score for example in examples], dtype=np.float64)
             similarities = (first * second).sum(axis=1)
             correlations = regression_scores(scores, similarities)
@@ -174,7 +178,22 @@ class EmbedTask(FineTuneTask):
                 lambda i: regression_scores(scores[i], similarities[i])["spearman"],
                 {"Worst examples": _worst_pairs(examples, scores, similarities)},
             )
-        return _score_retrieval(examples, vectors, index)
+        return _score_retrieval(examples, queries, documents)
+
+    def _embed(self, predictor: Predictor, column: int, texts: Iterable[str]) -> dict[str, np.ndarray]:
+        """Computes the embedding of each different text in one column."""
+        unique = list(dict.fromkeys(texts))
+        vectors = predictor.encode(unique, prompt_name=self._role(column, predictor.embedding))
+        return dict(zip(unique, vectors, strict=True))
+
+    def _role(self, column: int, embedding: EmbeddingSettings) -> str | None:
+        """Returns the prompt of a column: first texts are queries and the others documents, if their sides differ.
+
+        None stands for the default prompt, also if the checkpoint has no prompt of that name.
+        """
+        role = "document" if column else "query"
+        is_symmetric = self.is_scored or self.settings.loss == "simcse"
+        return role if role in embedding.prompts and not is_symmetric else None
 
 
 def _worst_pairs(examples: Sequence[EmbeddingExample], scores: np.ndarray, cosines: np.ndarray) -> list[list[str]]:
@@ -189,17 +208,17 @@ def _worst_pairs(examples: Sequence[EmbeddingExample], scores: np.ndarray, cosin
     return [["score", "cosine", "texts"], *rows]
 
 
-def _score_retrieval(examples: Sequence[EmbeddingExample], vectors: np.ndarray, index: Mapping[str, int]) -> Evaluated:
-    queries = list(dict.fromkeys(example.texts[0] for example in examples))
-    documents = list(dict.fromkeys(text for example in examples for text in example.texts[1:]))
+def _score_retrieval(
+    examples: Sequence[EmbeddingExample], queries: Mapping[str, np.ndarray], documents: Mapping[str, np.ndarray]
+) -> Evaluated:
     relevant: dict[str, set[str]] = {query: set() for query in queries}
     for example in examples:
         relevant[example.texts[0]].add(example.texts[1])
-    targets = vectors[[index[document] for document in documents]]
+    names, targets = list(documents), np.stack(list(documents.values()))
     ranked = []
-    for query in queries:
-        order = np.argsort(-(targets @ vectors[index[query]]), kind="stable")
-        ranked.append([documents[i] for i in order[: RANKS[-1]]])
+    for vector in queries.values():
+        order = np.argsort(-(targets @ vector), kind="stable")
+        ranked.append([names[i] for i in order[: RANKS[-1]]])
     wanted = [relevant[query] for query in queries]
     by_query = np.array(
         [retrieval_scores([a], [b], RANKS[-1:])[f"ndcg@{RANKS[-1]}"] for a, b in zip(ranked, wanted, strict=True)]
@@ -207,12 +226,6 @@ def _score_retrieval(examples: Sequence[EmbeddingExample], vectors: np.ndarray, 
     number = {query: position for position, query in enumerate(queries)}
     owner = np.array([number[example.texts[0]] for example in examples])
     return Evaluated(retrieval_scores(ranked, wanted, RANKS), lambda i: float(by_query[owner[i]].mean()))
-
-
-def embed(model: nn.Module, batch: FlatBatch, pooling: str) -> Tensor:
-    """Computes one vector for each sequence of a flat batch."""
-    hidden = model(**batch.inputs).last_hidden_state
-    return pool(hidden, SequenceLayout.from_cu_seqlens(batch.cu_seqlens, tuple(hidden.shape[:1])), pooling)
 
 
 def contrast(parts: Tensor, temperature: float = 1 / SCALE) -> Tensor:
