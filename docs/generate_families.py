@@ -183,6 +183,9 @@ feed-forward layers (`num_groups`, as in ConvBERT medium-small) raises an error.
   the layers. A position table that a DeBERTa config does not use is dropped.
 - A `ForPreTraining` checkpoint of ALBERT or Nomic BERT is read as a masked-LM model. Its sentence-order or
   next-sentence head and its pooler are dropped with a warning.
+- A checkpoint for multiple choice is read as a sequence classifier with one label, which scores each option, and
+  written as one. This needs a family in which both heads are alike: BERT, ERNIE, ALBERT, RemBERT, DistilBERT, Megatron
+  BERT, ModernBERT and DeBERTa v2. In the others, give `task="base"` to read the encoder.
 - If you read a checkpoint for another task, its own head is not read.
 - BERT and ALBERT have two masked-LM biases. BertBlocks reads the one at `decoder.bias`, as transformers does, and
   writes both. If they differ, the other one is lost.

@@ -32,9 +32,15 @@ def reference(name: str, task: str, **options: Any) -> Any:
     options.setdefault("num_labels", 2 if task == "question-answering" else 3)
     model = getattr(transformers, FAMILIES[name].model_classes[task])(FAMILY_CASES[name].make_config(**options))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+        randomized(model)
         FAMILY_CASES[name].restore(model)
+    return model
+
+
+@torch.no_grad()
+def randomized(model: Any) -> Any:
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.05)
     return model.eval()
 
 
@@ -187,6 +193,37 @@ def test_classification_loss_equals_transformers_for_every_problem_type(
     with torch.no_grad():
         expected, actual = theirs(ids, mask, labels=labels).loss, ours(ids, mask, labels=labels).loss
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+CHOICES = [
+    (name, architecture)
+    for name, family in REFERENCED.items()
+    for architecture in family.aliases
+    if architecture.endswith("ForMultipleChoice")
+]
+
+
+@pytest.mark.parametrize(("name", "architecture"), CHOICES)
+def test_multiple_choice_is_read_as_one_score_for_each_option(tmp_path: Path, name: str, architecture: str) -> None:
+    theirs = randomized(getattr(transformers, architecture)(FAMILY_CASES[name].make_config(num_labels=3)))
+    theirs.save_pretrained(tmp_path)
+    ids, mask = batch([20, 7, 9, 4])
+    with torch.no_grad():
+        expected = theirs(ids.view(2, 2, -1), attention_mask=mask.view(2, 2, -1)).logits
+        for source in (theirs, tmp_path):
+            ours = from_huggingface(source)
+            torch.testing.assert_close(ours(ids, mask).logits.view(2, 2), expected, atol=1e-5, rtol=1e-5)
+    assert theirs.config.num_labels == 3
+
+
+def test_every_family_with_the_head_of_a_classifier_reads_multiple_choice() -> None:
+    """In the others, the two heads differ."""
+    named = {name for name, _ in CHOICES}
+    assert named == {
+        *("bert", "modernbert", "megatron-bert", "distilbert", "albert", "deberta-v2", "ernie", "rembert"),
+    }
+    with pytest.raises(ValueError, match=r"The architecture is 'RobertaForMultipleChoice'; of the roberta family"):
+        from_huggingface(transformers.RobertaForMultipleChoice(FAMILY_CASES["roberta"].make_config()))
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -87,6 +88,9 @@ def read_model(
             f"task is {named_task!r}; it must be one of {', '.join(family.model_classes)}"
             f"{nearest(named_task, family.model_classes)}."
         )
+    if architecture.endswith("ForMultipleChoice") and named_task == "sequence-classification":
+        config = copy.deepcopy(config)
+        config.num_labels = 1  # each option has one score
     for candidate in [task] if task else smaller_tasks(named_task):
         model, fresh, unused = _load(family, config, tensors, candidate, label)
         if not fresh:

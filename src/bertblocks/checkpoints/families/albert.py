@@ -30,7 +30,7 @@ ALBERT = Family(
         "token-classification": "AlbertForTokenClassification",
         "question-answering": "AlbertForQuestionAnswering",
     },
-    aliases={"AlbertForPreTraining": "masked-lm"},
+    aliases={"AlbertForPreTraining": "masked-lm", "AlbertForMultipleChoice": "sequence-classification"},
     prefix="albert",
     pooler_option="add_pooling_layer",
     keys={

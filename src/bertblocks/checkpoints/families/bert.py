@@ -52,6 +52,7 @@ BERT = Family(
         "token-classification": "BertForTokenClassification",
         "question-answering": "BertForQuestionAnswering",
     },
+    aliases={"BertForMultipleChoice": "sequence-classification"},
     prefix="bert",
     pooler_option="add_pooling_layer",
     keys={

@@ -24,6 +24,7 @@ BERT_GENERATION = replace(
     name="bert-generation",
     config_class="BertGenerationConfig",
     model_classes={"base": "BertGenerationEncoder"},
+    aliases={},
     pooler_option=None,
     keys={ours: name for ours, name in BERT.keys.items() if ours != "type_vocab_size"},
     fixed={"type_vocab_size": 0, "pooler": False},

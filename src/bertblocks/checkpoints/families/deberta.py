@@ -203,6 +203,7 @@ DEBERTA_V2 = replace(
         # v3's discriminator, which transformers does not have
         "replaced-token-detection": "ReplacedTokenDetectionModel",
     },
+    aliases={"DebertaV2ForMultipleChoice": "sequence-classification"},
     fixed={"pooler": False, "classifier_head": "dense", "detector_norm": True},
     read_rest=read_v2,
     write_rest=write_v2,

@@ -28,6 +28,7 @@ DISTILBERT = Family(
         "token-classification": "DistilBertForTokenClassification",
         "question-answering": "DistilBertForQuestionAnswering",
     },
+    aliases={"DistilBertForMultipleChoice": "sequence-classification"},
     prefix="distilbert",
     keys={
         "hidden_size": "dim",

@@ -25,6 +25,7 @@ ERNIE = replace(
     name="ernie",
     config_class="ErnieConfig",
     model_classes={task: name.replace("Bert", "Ernie") for task, name in BERT.model_classes.items()},
+    aliases={"ErnieForMultipleChoice": "sequence-classification"},
     prefix="ernie",
     read_rest=read_rest,
     write_rest=write_rest,

@@ -33,6 +33,7 @@ MEGATRON_BERT = Family(
         "token-classification": "MegatronBertForTokenClassification",
         "question-answering": "MegatronBertForQuestionAnswering",
     },
+    aliases={"MegatronBertForMultipleChoice": "sequence-classification"},
     prefix=BERT.prefix,
     pooler_option=BERT.pooler_option,
     keys=BERT.keys,

@@ -34,6 +34,7 @@ MODERNBERT = Family(
         "token-classification": "ModernBertForTokenClassification",
         "question-answering": "ModernBertForQuestionAnswering",
     },
+    aliases={"ModernBertForMultipleChoice": "sequence-classification"},
     prefix="model",
     keys={
         "hidden_act": "hidden_activation",
@@ -105,6 +106,7 @@ NOT_IN_DECODERS = ("classifier_pooling", "local_attention_window_size", "classif
 MODERNBERT_DECODER = replace(
     MODERNBERT,
     name="modernbert-decoder",
+    aliases={},
     config_class="ModernBertDecoderConfig",
     model_classes={
         "base": "ModernBertDecoderModel",

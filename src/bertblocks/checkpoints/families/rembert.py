@@ -30,6 +30,7 @@ REMBERT = replace(
     name="rembert",
     config_class="RemBertConfig",
     model_classes={task: f"Rem{name}" for task, name in BERT.model_classes.items() if task != "pretraining"},
+    aliases={"RemBertForMultipleChoice": "sequence-classification"},
     prefix="rembert",
     keys={
         **BERT.keys,

@@ -57,6 +57,7 @@ def write_buffers(config: BertBlocksConfig, dtype: torch.dtype) -> dict[str, Ten
 ROFORMER = replace(
     BERT,
     name="roformer",
+    aliases={},
     config_class="RoFormerConfig",
     model_classes={
         task: name.replace("Bert", "RoFormer") for task, name in BERT.model_classes.items() if task != "pretraining"
