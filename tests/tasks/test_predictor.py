@@ -472,6 +472,31 @@ def test_a_mask_in_the_truncated_part_raises(tokenizer: Any) -> None:
             filler.fill_mask([front * 5000 + "[MASK]"])
 
 
+def test_splinter_answers_by_its_question_token() -> None:
+    """The tokenizer puts it behind the question; scores equal those of transformers' model on the same ids."""
+    vocabulary = wrap("wordpiece").get_vocab()
+    vocabulary = {**vocabulary, "[QUESTION]": len(vocabulary)}
+    tokenizer = transformers.SplinterTokenizer(vocab=vocabulary)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.SplinterConfig(
+        vocab_size=200, question_token_id=tokenizer.question_token_id, initializer_range=0.3, **sizes
+    )
+    theirs = transformers.SplinterForQuestionAnswering(config).eval()
+    question, context = "two words here", "plain words are here"
+    inputs = tokenizer(question, context, return_tensors="pt")
+    assert (inputs["input_ids"] == tokenizer.question_token_id).sum() == 1
+    with torch.no_grad():
+        scores = theirs(**inputs)
+    spans = [inputs.token_to_chars(i) for i in range(inputs["input_ids"].shape[1])]
+    places = [i for i, owner in enumerate(inputs.sequence_ids()) if owner == 1]
+    best = max(
+        ((i, j) for i in places for j in places if i <= j),
+        key=lambda pair: float(scores.start_logits[0, pair[0]] + scores.end_logits[0, pair[1]]),
+    )
+    answer = Predictor(from_huggingface(theirs), tokenizer).answer([(question, context)])[0]
+    assert (answer.start, answer.end) == (spans[best[0]].start, spans[best[1]].end)
+
+
 # ---------------------------------------------------------------------- checkpoints and settings
 
 
