@@ -32,11 +32,13 @@ from transformers import (
 from typer.testing import CliRunner
 
 from bertblocks import BertBlocksConfig, BertBlocksModel, finetune, load
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, write_settings
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.settings import RecipeError
 from bertblocks.data.hashing import combine, permute
 from bertblocks.evaluation.evaluate import evaluate
+from bertblocks.nn.embedding_head import Dense
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.tables import DataError
@@ -318,16 +320,19 @@ def train_all(base: Path, files: Path, out: Path, parallel: str) -> None:
     for task, file in ALL_TASKS.items():
         # one example is left for the last step, which two processes must share
         options = {**QUICK, "epochs": (20 * 16 + 1) / 216, "parallel": parallel, "precision": "fp32"}
-        finetune(task, base, files / file, output=out / task, **options)
+        model = base.with_name("projected") if task == "embed" else base
+        finetune(task, model, files / file, output=out / task, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_the_same_weights_as_one(base: Any, files: Any, tmp_path: Path, parallel: Any) -> None:
-    """Every task, launched by torchrun; the pooler of this model has no part in embeddings."""
+    """Every task, launched by torchrun; embeddings use a module behind the pooling, and not the pooler."""
     pooled = tmp_path / "pooled"
     shutil.copytree(base, pooled)
     BertBlocksModel(BertBlocksConfig.from_pretrained(base, pooler=True)).save_pretrained(pooled)
+    shutil.copytree(pooled, tmp_path / "projected")
+    write_settings(tmp_path / "projected", EmbeddingSettings(layers=(Dense(32, 24, True, "Tanh"),)), 32)
     train_all(pooled, files, tmp_path / "one", parallel)
     program = f"import tests.training.test_finetune as t; t.train_all(t.Path({str(pooled)!r}), t.Path({str(files)!r}), "
     program += f"t.Path({str(tmp_path / 'two')!r}), {parallel!r})"
@@ -348,6 +353,11 @@ def test_two_processes_train_the_same_weights_as_one(base: Any, files: Any, tmp_
         assert losses[1] == pytest.approx(losses[0], rel=1e-3), task
         scores = [json.loads((folder / "results.json").read_text())["scores"] for folder in (one, two)]
         assert scores[1] == pytest.approx(scores[0], abs=0.05 * max(map(abs, scores[0].values()))), task
+    folders = ("projected", "one/embed", "two/embed")
+    start, one, two = (load_file(tmp_path / folder / "2_Dense" / "model.safetensors") for folder in folders)
+    for name, tensor in start.items():
+        assert not torch.equal(one[name], tensor)
+        torch.testing.assert_close(two[name], one[name], atol=1e-2, rtol=1e-2)
 
 
 def run_cli(*arguments: object) -> tuple[int, str]:
