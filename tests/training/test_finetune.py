@@ -354,10 +354,10 @@ def test_two_processes_train_the_same_weights_as_one(base: Any, files: Any, tmp_
         scores = [json.loads((folder / "results.json").read_text())["scores"] for folder in (one, two)]
         assert scores[1] == pytest.approx(scores[0], abs=0.05 * max(map(abs, scores[0].values()))), task
     folders = ("projected", "one/embed", "two/embed")
-    start, one, two = (load_file(tmp_path / folder / "2_Dense" / "model.safetensors") for folder in folders)
+    start, alone, shared = (load_file(tmp_path / folder / "2_Dense" / "model.safetensors") for folder in folders)
     for name, tensor in start.items():
-        assert not torch.equal(one[name], tensor)
-        torch.testing.assert_close(two[name], one[name], atol=1e-2, rtol=1e-2)
+        assert not torch.equal(alone[name], tensor)
+        torch.testing.assert_close(shared[name], alone[name], atol=1e-2, rtol=1e-2)
 
 
 def run_cli(*arguments: object) -> tuple[int, str]:

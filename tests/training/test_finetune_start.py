@@ -69,7 +69,7 @@ def write_pairs(path: Path) -> Path:
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 2}], ids=["full", "lora"])
 def test_modules_behind_the_pooling_are_trained_and_written(projected: Path, tmp_path: Path, settings: Any) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl")
-    options = {"epochs": 4, "batch_size": 6, "learning_rate": 1e-2, "precision": "fp32", **settings}
+    options = {"epochs": 12, "batch_size": 6, "learning_rate": 1e-2, "precision": "fp32", **settings}
     done = finetune("embed", projected, pairs, pairs, tmp_path / "out", **options)
     assert done.chosen["best_step"] > 0
     before, after = read_settings(projected), read_settings(tmp_path / "out")
@@ -101,7 +101,7 @@ def test_a_start_that_is_kept_keeps_its_modules(projected: Path, tmp_path: Path)
 
 
 def test_prompts_of_both_roles_are_part_of_training(projected: Path) -> None:
-    """First texts are queries and the others documents; texts with scores have the default prompt."""
+    """First texts are queries and the others documents; texts with scores, and single ones, have the default prompt."""
     tokenizer = load_tokenizer_if_any(projected)
     task = EmbedTask(EmbedSettings())
     task.use_model(load(projected)[0], read_settings(projected))
@@ -111,6 +111,11 @@ def test_prompts_of_both_roles_are_part_of_training(projected: Path) -> None:
     assert texts == ["[CLS] which is [SEP]", "[CLS] the is [SEP]"]
     task.is_scored = True
     texts = [tokenizer.decode(feature.ids) for feature in task.features([pair], TextTokenizer(tokenizer), 16)[0]]
+    assert texts == ["[CLS] is [SEP]", "[CLS] is [SEP]"]
+    alone = EmbedTask(EmbedSettings(loss="simcse", dropout=0.1))
+    alone.use_model(load(projected)[0], read_settings(projected))
+    single = EmbeddingExample(["is"], None, "here")
+    texts = [tokenizer.decode(feature.ids) for feature in alone.features([single], TextTokenizer(tokenizer), 16)[0]]
     assert texts == ["[CLS] is [SEP]", "[CLS] is [SEP]"]
 
 
