@@ -1034,12 +1034,15 @@ def fake_liger(monkeypatch: pytest.MonkeyPatch) -> Any:
             return F.silu(a) * b
 
     class LigerFusedLinearCrossEntropyLoss:
-        def __init__(self, reduction: Any = "mean") -> None:
-            self.reduction = reduction
+        def __init__(self, lse_square_scale: float = 0.0, reduction: Any = "mean") -> None:
+            assert reduction == "sum"
+            self.lse_square_scale = lse_square_scale
 
         def __call__(self, lin_weight: Any, _input: Any, target: Any, bias: Any = None) -> Any:
             calls.append(("cross_entropy", _input.shape[0]))
-            return F.cross_entropy(F.linear(_input, lin_weight, bias), target, reduction=self.reduction)
+            logits = F.linear(_input, lin_weight, bias)
+            squares = logits.logsumexp(dim=-1).square()
+            return F.cross_entropy(logits, target, reduction="sum") + self.lse_square_scale * squares.sum()
 
     for name, content in {
         "liger_kernel": {},
@@ -1073,7 +1076,7 @@ def training_step(kernel_backend: str, state: dict | None = None, **options: Any
         model.load_state_dict(state)
     ids = torch.tensor([[5, 6, 7], [8, 9, 0]])
     labels = torch.tensor([[-100, 11, -100], [12, -100, -100]])
-    loss = model(ids, attention_mask=ids != 0, labels=labels).loss
+    loss = model(ids, attention_mask=ids != 0, labels=labels, z_loss=1e-3).loss
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), gradients, model.state_dict()
