@@ -15,6 +15,7 @@ TARGET = ROOT / "docs" / "architecture.md"
 #: The packages of bertblocks in order. Each imports only packages above it.
 ROOMS = [
     "core",
+    "reports",
     "nn",
     "config",
     "models",
@@ -25,7 +26,6 @@ ROOMS = [
     "objectives",
     "inference",
     "tasks",
-    "reports",
     "training",
     "evaluation",
     "flax",

@@ -24,6 +24,7 @@ from bertblocks.core.log import logger, quiet_transformers
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 from bertblocks.core.tensor_files import SINGLE, save_tensors
 from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.reports.model_card import CARD, Card, write_card
 from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
 
 #: Rounding alone changes an output by a few 1e-6 of its size.
@@ -38,8 +39,9 @@ REPLACED = (
     "*.h5",
     "*.msgpack",
 )
-#: Names of code and hidden files, which are never copied.
-DROPPED = ("*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".*")
+RUN_FILES = ("finetune.json", "results.json", "run.json", "metrics.jsonl", "predictions.jsonl", "report.html")
+#: Names of code, hidden files and the records of a run, which are never copied.
+DROPPED = (*RUN_FILES, "*.py", "*.pkl", "*.pt", "*.pth", "*.ckpt", "*.onnx", ".*")
 #: Files of training state, which are never copied. A subfolder with one of them is a training checkpoint.
 TRAINING_STATE = ("complete.json", "state.json", "trainer_state.json", "optimizer.*", "scheduler.*", "ema.safetensors")
 
@@ -89,7 +91,8 @@ def convert(
     `to` is "bertblocks", a family, or "native": the first family that can hold the architecture, and bertblocks if none
     can. Each library runs its own format on ragged batches with lengths around every edge. If an output differs by more
     than `tolerance` times its size, the conversion raises an error and `target` does not appear. Tokenizer files,
-    sentence-transformers modules and other files that are neither weights nor code are copied. `task` selects the head
+    sentence-transformers modules, the model card, and other files that are neither weights nor code
+    are copied. `task` selects the head
     to convert; by default it is the checkpoint's, or base if it lacks the head that its config names.
     """
     target = Path(target)
@@ -109,6 +112,8 @@ def convert(
             model, scratch, to, max_shard_bytes, lambda share: on_progress("writing", share)
         )
         carried = copy_files(folder, scratch, allow_pickle, keep_tokenizer=target_family != OWN)
+        if not (scratch / CARD).is_file():  # the source's card is about this model, too
+            write_card(scratch, _card(folder, target, source_family, target_family))
         # at most two models are in memory at a time
         reference = model if _is_ours(source_family, task) else _open_natively(folder, source_family, task)
         del model
@@ -123,6 +128,16 @@ def convert(
                 f"{worst.output} differs by {worst.largest:.1e}, above {worst.tolerance:.1e}; {target} was not written."
             )
     return Conversion(source_family, target_family, task, differences, carried, refusal)
+
+
+def _card(folder: Path, target: Path, source_family: str, target_family: str) -> Card:
+    return Card(
+        target.name,
+        f"The checkpoint `{folder.name}`, converted by BertBlocks from the {source_family} to the {target_family} "
+        "format. Both gave the same outputs on probe batches.",
+        sources=[folder],
+        limitations=["Everything that holds for the source holds for this model, too."],
+    )
 
 
 def find_source(source: str | Path, target: Path, allow_pickle: bool = False) -> Path:

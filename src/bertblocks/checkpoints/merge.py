@@ -17,6 +17,7 @@ from torch import Tensor
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, find_weights, write_tensors
 from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
 from bertblocks.core.tensor_files import read_safetensors
+from bertblocks.reports.model_card import Card, write_card
 
 #: Keys of config.json that do not describe the model.
 UNCOMPARED = {"transformers_version", "_name_or_path", "name_or_path"}
@@ -65,13 +66,25 @@ def merge(
         for number, name in enumerate(files[0].names, start=1):
             tensors[name] = _mean([file.read(name) for file in files], shares, name)
             on_share(number / len(files[0].names))
+    named = {str(folder): share for folder, share in zip(folders, shares, strict=True)}
     with atomic_folder(target) as scratch:
         write_tensors(tensors, scratch, max_shard_bytes)
         for name in CARRIED:
             if (folders[0] / name).is_file():
                 shutil.copyfile(folders[0] / name, scratch / name)
-    named = {str(folder): share for folder, share in zip(folders, shares, strict=True)}
+        write_card(scratch, _card(target, named))
     return Merged(named, len(tensors), sum(tensor.numel() for tensor in tensors.values()))
+
+
+def _card(target: Path, shares: dict[str, float]) -> Card:
+    return Card(
+        target.name,
+        f"The weighted mean of {len(shares)} checkpoints of one model, merged by BertBlocks (Izmailov et al., 2018).",
+        sources=[Path(folder) for folder in shares],
+        relation="merge",
+        limitations=["The mean was not evaluated; score it before you rely on it."],
+        settings={f"share of {Path(folder).name}": f"{share:.4g}" for folder, share in shares.items()},
+    )
 
 
 def read_shares(folders: Sequence[Path], weights: Sequence[float] | None) -> list[float]:

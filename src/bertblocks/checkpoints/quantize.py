@@ -18,6 +18,7 @@ from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.models.quantization import MIN_COSINE, Accuracy, QuantizationError, describe, quantize
 from bertblocks.models.quantization_accuracy import collect_outputs
+from bertblocks.reports.model_card import CARD, Card, write_card
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 
 #: The default texts for measuring accuracy: short and long, plain and odd.
@@ -95,6 +96,11 @@ def quantize_folder(
     with atomic_folder(target) as scratch:
         save_model(model, scratch)
         carried = copy_files(folder, scratch, allow_pickle, keep_tokenizer=False)
+        count = len(texts) if tokenizer is not None else 0
+        if CARD in carried:  # it is about the source, whose outputs differ
+            (scratch / CARD).unlink()
+            carried.remove(CARD)
+        write_card(scratch, _card(folder, target, method, accuracy, count))
         ids = torch.arange(min(8, model.config.vocab_size))[None]
         probe = batch or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         again, _ = load_trained(scratch, report.task)
@@ -103,8 +109,20 @@ def quantize_folder(
                 f"The written model gives other outputs than the one in memory; {target} was not kept."
             )
     target_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    count = len(texts) if tokenizer is not None else 0
     return QuantizedFolder(method, report.task, describe(), count, accuracy, source_bytes, target_bytes, carried)
+
+
+def _card(folder: Path, target: Path, method: str, accuracy: Accuracy, texts: int) -> Card:
+    drift = {f"{drift.output}: {drift.meaning}": drift.value for drift in accuracy.drift}
+    return Card(
+        target.name,
+        f"The checkpoint `{folder.name}` with {method} linear layers, quantized by BertBlocks for CPUs.",
+        sources=[folder],
+        relation="quantized",
+        scores={"cosine_mean": accuracy.mean_cosine, "cosine_min": accuracy.lowest_cosine, **drift},
+        scored_on=f"{texts} texts, against the source" if texts else "random ids, against the source",
+        limitations=["Its outputs differ slightly from those of the source; see the scores."],
+    )
 
 
 def sample_batch(
