@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -36,6 +37,7 @@ from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, writ
 from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.settings import RecipeError
+from bertblocks.core.storage import read_json_lines
 from bertblocks.data.hashing import combine, permute
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.nn.embedding_head import Dense
@@ -46,6 +48,7 @@ from bertblocks.training.finetune import _request, is_finished
 from bertblocks.training.finetune_run import Files
 from bertblocks.training.run_folder import RunFolderError
 from bertblocks.training.supervised_task import split_examples
+from tests.reports.cards import check
 from tests.training.conftest import COLOURS, NOUNS
 
 QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
@@ -62,14 +65,32 @@ QUICK = {"epochs": 8, "batch_size": 16, "learning_rate": 5e-3}
     ],
 )
 def test_every_task_learns_an_easy_problem(
-    base: Any, files: Any, tmp_path: Path, task: Any, file: Any, metric: Any, least: Any
+    base: Any,
+    files: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: Any,
+    file: Any,
+    metric: Any,
+    least: Any,
 ) -> None:
     done = finetune(task, base, files / file, output=tmp_path / "out", **QUICK)
     assert done.scores[metric] >= least
     assert json.loads((tmp_path / "out" / "results.json").read_text())["scores"] == done.scores
     report = (tmp_path / "out" / "report.html").read_text()
     assert "Scores on the evaluation examples" in report
-    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    assert "://" not in re.sub(r"<script type=.module.>.*?</script>", "", report, flags=re.DOTALL)
+    records = read_json_lines(tmp_path / "out" / "predictions.jsonl")
+    assert len(records) == (18 if task == "answer" else 24)  # questions about the same passage stay together
+    low, high = done.confidence
+    assert low <= done.scores[done.metric] <= high
+    card = check(tmp_path / "out", monkeypatch)
+    scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert scores == pytest.approx(done.scores, abs=1e-6)
+    assert {result.dataset_name for result in card.data.eval_results} == {file}
+    assert read_metrics(tmp_path / "out" / "metrics.jsonl")[0]["step"] == 0
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert facts["data"] == {str(files / file): hashlib.sha256((files / file).read_bytes()).hexdigest()}
     predictor = Predictor(tmp_path / "out", dtype=torch.float32)
     text = "the stone is blue ."
     if file == "classify.csv":
@@ -388,10 +409,19 @@ def test_the_command_prints_scores_and_does_not_overwrite(base: Any, files: Any,
     assert "holds a finished run" in text
     with pytest.raises(RunFolderError, match="holds a run with epochs = 1"):
         is_finished(tmp_path / "out", "classify", str(base), str(files / "classify.csv"), None, epochs=2)
+    card = tmp_path / "out" / "README.md"
+    card.write_text(card.read_text() + "A word of mine.\n")
     code, text = run_cli(*arguments, "--overwrite", "--json", "keep_checkpoints=true")
     assert code == 0
+    assert "A word of mine." in card.read_text()
     assert list((tmp_path / "out" / "checkpoints").glob("step-*/complete.json"))
-    assert json.loads(text[text.index("{") :])["metric"] == "accuracy"
+    events = [json.loads(line) for line in text[text.index("{") :].splitlines()]
+    assert [event["event"] for event in events][:2] == ["start", "evaluation"]
+    assert {event["event"] for event in events} == {"start", "step", "evaluation", "result"}
+    assert (events[1]["step"], events[-1]["event"], events[-1]["metric"]) == (0, "result", "accuracy")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").open()]
+    streamed = [event for event in events if event["event"] in ("step", "evaluation")]
+    assert [{key: value for key, value in event.items() if key != "event"} for event in streamed] == lines
 
 
 def test_nothing_is_replaced_before_everything_is_read(base: Any, files: Any, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from bertblocks.training.held_out import HeldOutEvaluator, UnigramBaseline
 from bertblocks.training.pretrain import implied_keys, is_free_key
 from bertblocks.training.recipe import read_recipe
 from bertblocks.training.run_folder import differences
+from tests.reports.cards import check
 from tests.training.helpers import VOCABULARY, Documents, make_model, make_vocabulary
 
 CONFIG = {
@@ -79,7 +80,7 @@ def run(recipe: Path, *overrides: str) -> Any:
     return CliRunner().invoke(app, ["pretrain", str(recipe), *overrides])
 
 
-def test_pretrain_turns_texts_into_a_model(recipe: Any, tmp_path: Path) -> None:
+def test_pretrain_turns_texts_into_a_model(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(recipe)
     assert done.exit_code == 0, done.output
     folder = tmp_path / "run"
@@ -93,8 +94,14 @@ def test_pretrain_turns_texts_into_a_model(recipe: Any, tmp_path: Path) -> None:
     assert "masked accuracy" in done.output
     assert "[MASK]" in done.output
     assert (folder / "report.html").is_file()
+    card = check(folder / "model", monkeypatch)
+    assert (card.data.pipeline_tag, card.data.library_name) == ("fill-mask", "bertblocks")
+    for groups in (result["by_frequency"], result["by_position"]):
+        tokens = sum(group["tokens"] for group in groups)
+        mean = sum(group["tokens"] * group["loss"] for group in groups) / tokens
+        assert mean == pytest.approx(metrics["held_out_loss"], rel=1e-5)
     lines = read_metrics(folder / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [5, 10, 10, 15, 20, 20]
+    assert [line["step"] for line in lines] == [0, 5, 10, 10, 15, 20, 20]
     # both sources share one set of tokens
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["tokenizer", "words"]
     assert not (folder / "checkpoints").exists()
@@ -291,7 +298,8 @@ def test_a_loaded_tokenizer_is_recorded_by_its_path(recipe: Any, tmp_path: Path)
         recorded = json.loads((tmp_path / "run" / file).read_text())["tokenizer"]
         assert recorded == {"load": str(tmp_path / "own")}
     entries = len(AutoTokenizer.from_pretrained(tmp_path / "own"))
-    report = (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    report = re.sub(r"<script type=.module.>.*?</script>", "", page, flags=re.DOTALL)
     assert re.search(rf"tokenizer entries\W.*?>{entries}<", report, re.DOTALL)
     assert "8192" not in report
     # version 0.1.0 recorded the defaults of a trained tokenizer
@@ -407,7 +415,9 @@ def test_replaced_token_detection_trains_and_writes_both_models(recipe: Any, tmp
     detection = {"held_out_detection_loss", "held_out_detection_accuracy", "held_out_detection_recall"}
     assert detection <= set(metrics)
     lines = read_metrics(folder / "metrics.jsonl")
-    assert all(line["loss"] == pytest.approx(line["loss_generator"] + line["loss_discriminator"]) for line in lines[:1])
+    assert all(
+        line["loss"] == pytest.approx(line["loss_generator"] + line["loss_discriminator"]) for line in lines[1:2]
+    )
     generator = load(folder / "generator")[0]
     assert (type(generator).__name__, generator.config.num_hidden_layers) == ("BertBlocksForMaskedLM", 1)
     discriminator = load(folder / "model")[0]
@@ -596,3 +606,12 @@ def test_a_run_without_near_duplicates_and_with_a_curriculum(recipe: Path, tmp_p
     assert done.exit_code == 0, done.output
     assert "9 near-duplicates removed." in done.output
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["phases"][0]["curriculum"] == 4
+
+
+def test_the_command_streams_events(recipe: Any, tmp_path: Path) -> None:
+    done = run(recipe, "--json")
+    assert done.exit_code == 0, done.output
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events[:3]] == ["start", "evaluation", "step"]
+    assert (events[1]["step"], events[2]["step"], events[-1]["event"]) == (0, 5, "result")
+    assert events[-1]["metrics"] == json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]

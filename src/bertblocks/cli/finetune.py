@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from bertblocks.cli.completion import complete_setting
-from bertblocks.cli.options import AsJson
-from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.options import Events
+from bertblocks.cli.output import make_console, make_table, print_event, print_table
 from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
@@ -76,7 +76,7 @@ def finetune(
     ] = None,
     output: Annotated[str | None, typer.Option(help="The output folder; by default runs/TASK-NAME.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run in the folder.")] = False,
-    as_json: AsJson = False,
+    as_json: Events = False,
 ) -> None:
     """Fine-tune a model on files. Run the same command again to resume a stopped run.
 
@@ -102,6 +102,7 @@ def finetune(
     try:
         values = read_settings(settings or [], task)
         options: dict[str, Any] = {"test": test, "overwrite": overwrite, "progress": not as_json}
+        options["on_event"] = print_event if as_json else None
         done = run(task, model, train, evaluation, output, **options, **values)
     except PeerFailedError as error:
         raise typer.Exit(1) from error
@@ -117,7 +118,8 @@ def _print(done: FinetuneResult, as_json: bool) -> None:
     if as_json:
         values: dict[str, Any] = {"folder": str(done.folder), "metric": done.metric, "scores": done.scores}
         values |= {"baselines": done.baselines, "test": done.test, "remarks": done.remarks}
-        print_json({**values, "runs": done.runs, "intervals": done.intervals})
+        values |= {"runs": done.runs, "intervals": done.intervals, "confidence": done.confidence}
+        print_event({"event": "result", **values})
         return
     console = make_console()
     others = [*done.baselines.values(), *([done.test] if done.test else [])]

@@ -23,3 +23,7 @@ TaskName = Literal[
 ]
 Task = Annotated[TaskName, typer.Option("--task", help="The head on the encoder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+Events = Annotated[
+    bool,
+    typer.Option("--json", help="Print only JSON, a line for each event: start, step, evaluation and, last, result."),
+]

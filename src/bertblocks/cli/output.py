@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,12 @@ def to_json_line(value: Any, digits: int | None = None) -> str:
 
 def print_json(value: Any) -> None:
     typer.echo(_escape(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """Prints an event of a run as one line of JSON, at once."""
+    typer.echo(to_json_line(event))
+    sys.stdout.flush()
 
 
 def _escape(text: str) -> str:

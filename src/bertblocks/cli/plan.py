@@ -59,8 +59,7 @@ def _print(estimate: RunEstimate) -> None:
     from rich.text import Text
 
     from bertblocks.cli.output import make_console, make_table, print_table, write_flops
-    from bertblocks.core.console import write_bytes
-    from bertblocks.reports.charts import write_number
+    from bertblocks.core.console import write_bytes, write_number
     from bertblocks.training.estimate import GPUS
 
     console = make_console()

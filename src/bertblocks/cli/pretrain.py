@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from bertblocks.cli.completion import complete_override, complete_recipe
-from bertblocks.cli.output import make_console, make_table, print_table
+from bertblocks.cli.options import Events
+from bertblocks.cli.output import make_console, make_table, print_event, print_table
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def pretrain(
             metavar="KEY.SUB=VALUE", autocompletion=complete_override, help="Values that override the recipe's."
         ),
     ] = None,
+    as_json: Events = False,
 ) -> None:
     """Train a model from a recipe. The same command continues an interrupted run.
 
@@ -48,17 +50,20 @@ def pretrain(
     changes = list(overrides or [])
     if recipe is not None and "=" in recipe:
         changes, recipe = [recipe, *changes], None
-    console = make_console()
+    console = make_console(stderr=as_json, quiet=as_json)
     try:
-        result = run(read_recipe(recipe, changes), console)
+        result = run(read_recipe(recipe, changes), console, print_event if as_json else None)
     except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:
         fail(error)
     if result.signal is not None:
-        console.print(f"Stopped and saved after step {result.outcome.state.step:,}; run the same command to continue.")
+        message = f"Stopped and saved after step {result.outcome.state.step:,}; run the same command to continue."
+        typer.echo(message, err=as_json)
         raise typer.Exit(128 + result.signal)
-    if result.is_main:
+    if result.is_main and as_json:
+        print_event({"event": "result", "folder": str(result.folder), "metrics": result.metrics})
+    elif result.is_main:
         _print(result, console)
 
 

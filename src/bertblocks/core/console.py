@@ -1,7 +1,8 @@
-"""Consoles and progress bars, text that is safe to print, and sizes for people."""
+"""Consoles and progress bars, text that is safe to print, and numbers for people."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -44,13 +45,13 @@ def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     return console if console.is_terminal else SafeConsole(stderr=stderr, quiet=quiet, width=PIPE_WIDTH)
 
 
-def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Creates a bar that disappears when it is done and leaves stdout alone.
+def progress_bar(*columns: ProgressColumn, console: Console | None = None) -> Progress:
+    """Creates a bar, on stderr by default, that disappears when it is done and leaves stdout alone.
 
     By default rich also redirects `sys.stdout` and prints it next to the bar, which loses what a command writes to a
     file or a pipe.
     """
-    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    return Progress(*columns, console=console or Console(stderr=True), transient=True, redirect_stdout=False)
 
 
 def write_bytes(count: float) -> str:
@@ -64,3 +65,18 @@ def write_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count / 2**10:,.1f} KiB"
+
+
+def write_number(value: float) -> str:
+    """Formats a number briefly, for an axis or a table.
+
+    Example:
+        >>> write_number(1500000), write_number(0.00012), write_number(3.0), write_number(float("nan"))
+        ('1.5M', '0.00012', '3', 'nan')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"

@@ -11,11 +11,14 @@ from bertblocks.core.storage import atomic_file
 
 
 class MetricsFile:
-    """Appends lines to metrics.jsonl. On resume, lines of later steps are dropped, because they will come again."""
+    """Appends lines to metrics.jsonl. On resume, lines of later steps are dropped, because they will come again.
+
+    A run that starts over drops all lines, also that of step 0.
+    """
 
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
-        kept = [line for line in read_metrics(path) if line["step"] <= last_step]
+        kept = [line for line in read_metrics(path) if last_step and line["step"] <= last_step]
         with atomic_file(path) as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in kept)
         self._file = path.open("a", encoding="utf-8")

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +63,27 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     with atomic_file(path) as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a .jsonl file."""
+    with atomic_file(path) as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a .jsonl file; none if it does not exist."""
+    if not path.is_file():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if line:
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}, is not valid JSON: {error}.") from error
+    return records
 
 
 def require_new_folder(target: Path) -> None:
@@ -162,6 +183,15 @@ def lock_folder(folder: Path, wait: bool = False) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of a folder."""
+    try:
+        os.close(lock_folder(folder))
+    except BlockingIOError:
+        return True
+    return False
 
 
 def flush_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Evaluation:
     examples: int
     #: Computes that score on a subset of the examples, given by index.
     resample: Callable[[np.ndarray], float]
+    #: The prediction for each example, as `bertblocks.tasks.base.Evaluated` has them.
+    predictions: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
     reader.adopt(predictor.model.config)
     examples = reader.read(data)
     evaluated = reader.evaluate(predictor, examples)
-    return Evaluation(str(model), evaluated.scores, reader.metric, len(examples), evaluated.resample)
+    return Evaluation(
+        str(model), evaluated.scores, reader.metric, len(examples), evaluated.resample, evaluated.predictions
+    )
 
 
 def compare(evaluations: Sequence[Evaluation]) -> list[Comparison]:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from bertblocks.core.requirements import require_packages
-from bertblocks.evaluation.suite import SuiteResult, finetune_once, require_file, write_rows
+from bertblocks.core.storage import write_json_lines
+from bertblocks.evaluation.suite import SuiteResult, finetune_once, require_file
 from bertblocks.tasks.answer.metrics import answer_f1, exact_match
 from bertblocks.tasks.base import Scores
 from bertblocks.tasks.classify.metrics import classification_scores
@@ -199,7 +200,7 @@ def read_items(task: PairTask, data: str | Path, split: str, suite: str) -> list
 
 def write_items(path: Path, items: Sequence[Item]) -> None:
     """Writes every pair with its label, as fine-tuning reads them."""
-    write_rows(
+    write_json_lines(
         path,
         (
             {"text": text, "text_pair": pair, "label": label}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bertblocks.tasks.bootstrap import bootstrap
+
 
 def paired_bootstrap(
     score: Callable[[np.ndarray], tuple[float, float]], examples: int, samples: int = 1000, seed: int = 0
@@ -14,10 +16,9 @@ def paired_bootstrap(
 
     `score` takes the indices of a resample and returns both models' scores on it.
     """
-    generator = np.random.default_rng(seed)
-    differences = []
-    for _ in range(samples):
-        first, second = score(generator.integers(0, examples, examples))
-        differences.append(second - first)
-    low, high = np.percentile(differences, [2.5, 97.5])
-    return float(low), float(high)
+
+    def difference(chosen: np.ndarray) -> float:
+        first, second = score(chosen)
+        return second - first
+
+    return bootstrap(difference, examples, samples, seed)

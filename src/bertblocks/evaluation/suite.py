@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertblocks.core.registry import nearest
-from bertblocks.core.storage import atomic_file
 from bertblocks.tasks.base import Scores
 from bertblocks.text.tables import DataError
 from bertblocks.training.finetune import finetune, is_finished
@@ -48,13 +46,6 @@ def require_file(paths: Iterable[Path], suite: str) -> Path:
             return path
     others = f" (nor does {', nor '.join(map(str, paths[1:]))})" if paths[1:] else ""
     raise DataError(f"{paths[0]} does not exist{others}; --data must be the folder of {suite}'s files.")
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a .jsonl file of examples for fine-tuning."""
-    with atomic_file(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 def finetune_once(

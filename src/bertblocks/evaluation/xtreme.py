@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from bertblocks.core.requirements import require_packages
+from bertblocks.core.storage import write_json_lines
 from bertblocks.evaluation.mlqa import ARTICLES, answer_scores
-from bertblocks.evaluation.suite import SuiteResult, choose, finetune_once, require_file, write_rows
+from bertblocks.evaluation.suite import SuiteResult, choose, finetune_once, require_file
 from bertblocks.tasks.answer.metrics import answering_scores
 from bertblocks.tasks.base import Scores
 from bertblocks.tasks.predictor import Predictor
@@ -248,7 +249,7 @@ def _train(
     if task.kind == "tag":
         targets = [output / "data" / f"{task.name}-{part}.jsonl" for part in ("train", "dev")]
         for source, target in zip(sources, targets, strict=True):
-            write_rows(target, (vars(sentence) for sentence in read_tags(source, "en")))
+            write_json_lines(target, (vars(sentence) for sentence in read_tags(source, "en")))
         sources, columns = targets, {"words": "words", "tags": "tags"}
     first, second = map(str, sources)
     options = {**columns, **settings}

@@ -1,46 +1,69 @@
-"""The report of a fine-tuning run."""
+"""The page of a fine-tuning run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from bertblocks.reports.charts import heat_map
-from bertblocks.reports.page import ReportSection, settings_table, table, write_report
-
-#: A confusion matrix shows at most this many labels: those with the most mistakes.
-MAX_CONFUSED = 24
-
-
-def write_finetuning_report(
-    folder: Path,
-    title: str,
-    scores: Mapping[str, Mapping[str, float]],
-    tables: Mapping[str, Sequence[Sequence[Any]]],
-    confusion: tuple[Sequence[Sequence[int]], Sequence[str]] | None,
-    settings: Mapping[str, Any],
-    note: str = "",
-) -> Path:
-    """Writes report.html: scores, the confusion matrix, curves, tables (header row first) and settings.
-
-    `scores` has a column for each baseline, the result and the test file; "result" lists all metrics.
-    """
-    rows = [[name, *(column.get(name, "") for column in scores.values())] for name in scores["result"]]
-    summary = [ReportSection("Scores on the evaluation examples", table(["score", *scores], rows))]
-    if confusion is not None:
-        summary.append(ReportSection("Confusion matrix", _draw_confusion(*confusion)))
-    details = [ReportSection(name, table(rows[0], rows[1:])) for name, rows in tables.items() if len(rows) > 1]
-    details.append(ReportSection("Settings", settings_table(settings), is_folded=True))
-    return write_report(folder, title, summary, details, note)
+from bertblocks.reports.curves import learning_curve, loss_curve, score_curves, step_curves
+from bertblocks.reports.page import Html, figures, join, paragraph, section, table, tiles, write_seconds, write_value
+from bertblocks.reports.predictions import prediction_sections
+from bertblocks.reports.reproduce import reproduce_section
+from bertblocks.reports.runs import Run
 
 
-def _draw_confusion(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    mistakes = [sum(row) + sum(line[i] for line in counts) - 2 * row[i] for i, row in enumerate(counts)]
-    shown = sorted(sorted(range(len(names)), key=lambda i: -mistakes[i])[:MAX_CONFUSED])
-    title = "Gold labels (rows) and predictions (columns)"
-    if len(shown) < len(names):
-        title += f", for the {len(shown)} labels with the most mistakes"
-    shown_names = [names[i] for i in shown]
-    values = [[counts[i][j] for j in shown] for i in shown]
-    return heat_map(title, shown_names, shown_names, values, "gold", "predicted")
+def finetuning_page(run: Run) -> Html:
+    """What people look for comes first: the verdict, the learning curve, quality by label and examples."""
+    results = run.results
+    remarks = [paragraph(remark, "remark") for remark in results.get("remarks", [])]
+    columns = {**results.get("baselines", {}), "result": results.get("scores", {})}
+    if results.get("test"):
+        columns["test"] = results["test"]
+    rows = [[name, *(scores.get(name, "") for scores in columns.values())] for name in results.get("scores", {})]
+    return join(
+        paragraph(verdict(run), "verdict"),
+        *remarks,
+        tiles(_numbers(run)),
+        section("Learning curve", figures([*learning_curve([run]), *loss_curve([run])], has_hint=True)),
+        section("Scores on the evaluation examples", table(["score", *columns], rows)),
+        prediction_sections(run.read_predictions()),
+        section("Other curves", figures([*score_curves([run]), *step_curves([run])])),
+        reproduce_section(run),
+    )
+
+
+def verdict(run: Run) -> str:
+    """One sentence: task, model, data, the best score against the start and the baselines, duration and date."""
+    model, train = (Path(str(run.settings.get(key, ""))).name for key in ("model", "train"))
+    parts = [f"{run.task} with {model} on {train}"]
+    if run.score is not None:
+        interval = run.interval
+        written = f" (95% {write_value(interval[0])} to {write_value(interval[1])})" if interval else ""
+        others = {name: scores.get(run.metric) for name, scores in run.results.get("baselines", {}).items()}
+        start = next((line[run.metric] for line in run.evaluations if line["step"] == 0 and run.metric in line), None)
+        if start is not None and "untouched" not in others:
+            others = {"start": start, **others}
+        compared = ", ".join(f"{name} {write_value(value)}" for name, value in others.items() if value is not None)
+        best = "" if run.state == "finished" else "best so far: "
+        parts.append(
+            f"{best}{run.metric} {write_value(run.score)}{written}" + (f" against {compared}" if others else "")
+        )
+    parts.append(run.state)
+    if run.seconds is not None:
+        parts.append(f"{write_seconds(run.seconds)} in steps")
+    parts.append(str(run.facts.get("started", ""))[:10])
+    return " · ".join(part for part in parts if part)
+
+
+def _numbers(run: Run) -> dict[str, object]:
+    chosen = run.results.get("chosen", {})
+    last = run.lines[-1]["step"] if run.lines else None
+    return {
+        f"{run.metric}, evaluation": run.score,
+        f"{run.metric}, test": run.results.get("test", {}).get(run.metric),
+        "steps": chosen.get("steps", last),
+        "best step": chosen.get("best_step"),
+        "tokens per second": None if run.speed is None else round(run.speed),
+        "parameters": run.facts.get("parameters"),
+        "learning rate": chosen.get("learning_rate"),
+        "precision": chosen.get("precision"),
+    }

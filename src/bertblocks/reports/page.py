@@ -1,124 +1,221 @@
-"""report.html: a self-contained page about a run, with its curves and the caller's sections."""
+"""A self-contained page: a verdict, tiles, charts, tables that can be searched, and everything needed to reproduce it.
+
+All parts return `Html`. Every other text that a page shows is escaped.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bertblocks.core.metrics_file import read_metrics
+from bertblocks.core.console import write_number
 from bertblocks.core.storage import atomic_file
-from bertblocks.reports.charts import Series, line_chart, write_number
+from bertblocks.reports.charts import CONFIG, Chart, dark_variables, javascript, light_variables
 
 REPORT = "report.html"
-STYLE = """
-:root{color-scheme:light dark;--ink:#222;--paper:#fff;--faint:#e4e4e4;--quiet:#666}
-@media(prefers-color-scheme:dark){:root{--ink:#ddd;--paper:#16181d;--faint:#34373e;--quiet:#999}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1340px;margin:2em auto;
-padding:0 1em}
-h1{font-size:1.5em;margin-bottom:0}h2{font-size:1.15em;margin-top:2em}p.quiet{color:var(--quiet);margin-top:0}
-table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.2em 1.2em .2em 0;
-border-bottom:1px solid var(--faint);overflow-wrap:anywhere}
-td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
-.charts{display:flex;flex-wrap:wrap;gap:1em}svg{max-width:100%;height:auto}summary{cursor:pointer}
-"""
-#: Bookkeeping values in metrics.jsonl that have no curve.
-HIDDEN_KEYS = {"step", "tokens", "seconds"}
-#: Metrics with a chart of their own: its title, and whether its scale is logarithmic.
-OWN_CHARTS = {
-    "learning_rate": ("Learning rate", False),
-    "tokens_per_second": ("Tokens per second", False),
-    "gradient_norm": ("Gradient norm", True),
-    "packing": ("Share of slots filled with tokens", False),
-}
+#: A page may run its own scripts, and cannot load anything.
+POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+HINT = (
+    "Shift and the wheel zoom into a chart, dragging moves it, and a double click shows all of it again. A click on a "
+    "name in a legend shows only that line."
+)
+#: Longer texts in a cell get room.
+TEXT_LENGTH = 40
 
 
-@dataclass(frozen=True)
-class ReportSection:
-    """A heading and HTML from `table` or `bertblocks.reports.charts`. `is_folded` collapses it."""
-
-    title: str
-    html: str
-    is_folded: bool = False
-
-    def render(self) -> str:
-        title = escape(self.title)
-        if self.is_folded:
-            return f"<details><summary><h2 style='display:inline'>{title}</h2></summary>{self.html}</details>"
-        return f"<h2>{title}</h2>{self.html}"
+class Html(str):
+    """Text that is already HTML."""
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """An HTML table. Numbers are right-aligned, and all text is escaped.
+def join(*parts: Html) -> Html:
+    return Html("".join(parts))
+
+
+def section(title: str, *parts: Html, is_folded: bool = False) -> Html:
+    """Parts under a heading; empty if there are none. A folded section opens with a click."""
+    body = join(*parts)
+    if not body:
+        return Html("")
+    if is_folded:
+        return Html(f"<details><summary>{escape(title)}</summary>{body}</details>")
+    return Html(f"<section><h2>{escape(title)}</h2>{body}</section>")
+
+
+def paragraph(text: str, kind: str = "") -> Html:
+    return Html(f'<p class="{kind}" dir="auto">{escape(text)}</p>' if text else "")
+
+
+def tiles(values: Mapping[str, Any]) -> Html:
+    """The most important numbers, large, each above its name."""
+    boxes = "".join(
+        f'<div class="tile"><b>{escape(_brief(value))}</b><span>{escape(name)}</span></div>'
+        for name, value in values.items()
+        if value not in (None, "")
+    )
+    return Html(f'<div class="tiles">{boxes}</div>' if boxes else "")
+
+
+def _brief(value: Any) -> str:
+    return write_number(value) if _is_number(value) and abs(value) >= 1e6 else write_value(value)
+
+
+def figures(charts: Sequence[Chart], is_wide: bool = False, has_hint: bool = False) -> Html:
+    """Charts next to each other where there is room, or each on the whole width. The hint says how to use them."""
+    drawn = "".join(map(_figure, charts))
+    if not drawn:
+        return Html("")
+    hint = paragraph(HINT, "quiet hint") if has_hint else ""
+    return Html(f'<div class="charts{" wide" if is_wide else ""}">{drawn}</div>{hint}')
+
+
+def _figure(chart: Chart) -> Html:
+    inputs = {
+        "log": '<label><input type="checkbox" name="log"> log scale</label>',
+        "smooth": '<label>smoothing <input type="range" name="smooth" min="0" max="30" value="0"></label>',
+    }
+    controls = "".join(inputs[name] for name in chart.controls)
+    note = f"<small>{escape(chart.note)}</small>" if chart.note else ""
+    scroll = " scroll" if chart.is_scrolling else ""
+    return Html(
+        f"<figure><figcaption>{escape(chart.title)}{note}</figcaption>"
+        f'<div class="controls">{controls}</div><div class="frame{scroll}"><div class="view"></div></div>'
+        f"{embed_json(chart.spec)}</figure>"
+    )
+
+
+def embed_json(value: Any, name: str = "") -> Html:
+    """JSON that scripts of the page read; no text in it can end the element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = re.sub("[&<\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    identity = f' id="{name}"' if name else ""
+    return Html(f'<script type="application/json"{identity}>{text}</script>')
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    is_searchable: bool = False,
+    filters: Sequence[str] = (),
+) -> Html:
+    """A table that scrolls on its own if it is too wide. A click on a heading sorts by its column.
 
     Example:
-        >>> table(["word", "share"], [["<b>", 0.5]])
-        '<table><tr><th>word</th><th>share</th></tr><tr><td>&lt;b&gt;</td><td class="number">0.5</td></tr></table>'
+        >>> "<b>" in table(["word"], [["<b>"]]), "&lt;b&gt;" in table(["word"], [["<b>"]])
+        (False, True)
     """
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    lines = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{lines}</table>"
-
-
-def settings_table(values: Mapping[str, Any]) -> str:
-    """A table of nested settings, with dotted keys."""
-    return table(["key", "value"], [(key, str(value)) for key, value in _flatten(values)])
-
-
-def write_report(
-    folder: Path, title: str, summary: Sequence[ReportSection], details: Sequence[ReportSection] = (), note: str = ""
-) -> Path:
-    """Writes report.html into a run's folder: the summary, the curves of its metrics.jsonl, and the details."""
-    curves = ReportSection("Curves", f"<div class='charts'>{''.join(draw_curves(folder / 'metrics.jsonl'))}</div>")
-    body = "".join(section.render() for section in (*summary, curves, *details))
-    page = (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
-        f"<meta name='viewport' content='width=device-width'><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p class='quiet'>{escape(note)}</p>{body}</body></html>\n"
+    body = [list(row) for row in rows]
+    if not body:
+        return Html("")
+    is_number = [all(_is_number(row[i]) or row[i] in ("", None) for row in body) for i in range(len(columns))]
+    head = "".join(
+        f'<th{" class=number" if right else ""}><button type="button">{escape(column)}</button></th>'
+        for column, right in zip(columns, is_number, strict=True)
     )
-    with atomic_file(folder / REPORT) as file:
-        file.write(page.encode())
-    return folder / REPORT
-
-
-def draw_curves(path: Path) -> list[str]:
-    """A chart of all losses, a chart of all other scores, and one for each metric in `OWN_CHARTS`."""
-    lines = read_metrics(path)
-    names = dict.fromkeys(
-        key
-        for line in lines
-        for key, value in line.items()
-        if isinstance(value, (int, float)) and key not in HIDDEN_KEYS
+    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in body)
+    html = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+    html = f'<div class="scroll">{html}</div>'
+    if not is_searchable:
+        return Html(html)
+    choices = "".join(
+        f'<select aria-label="{escape(name)}" data-column="{list(columns).index(name)}">'
+        f'<option value="">{escape(name)}: all</option></select>'
+        for name in filters
     )
-    curves = {name: _curve(name, lines) for name in names}
-    losses = [curve for name, curve in curves.items() if "loss" in name]
-    scores = [curve for name, curve in curves.items() if "loss" not in name and name not in OWN_CHARTS]
-    charts = [line_chart(title, group, "step") for title, group in (("Loss", losses), ("Quality", scores)) if group]
-    own = [(curves[name], *OWN_CHARTS[name]) for name in OWN_CHARTS if name in curves]
-    return charts + [line_chart(title, [curve], "step", log_y) for curve, title, log_y in own]
+    tools = f'<div class="tools"><input type="search" placeholder="search" aria-label="search">{choices}</div>'
+    return Html(f'<div class="searchable">{tools}{html}</div>')
 
 
-def _curve(name: str, lines: Sequence[Mapping[str, Any]]) -> Series:
-    points = [line for line in lines if isinstance(line.get(name), (int, float))]
-    return Series(name.replace("_", " "), [line["step"] for line in points], [line[name] for line in points])
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"<td>{escape(str(value))}</td>"
-    text = f"{value:,}" if isinstance(value, int) else write_number(value)
-    return f'<td class="number">{text}</td>'
+    if isinstance(value, Html):
+        return f'<td class="text" dir="auto">{value}</td>'
+    if _is_number(value):
+        return f'<td class="number" data-value="{value}">{escape(write_value(value))}</td>'
+    text = "" if value is None else str(value)
+    kind = ' class="text"' if len(text) > TEXT_LENGTH else ""
+    return f'<td{kind} dir="auto">{escape(text)}</td>'
 
 
-def _flatten(values: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    """Yields dotted keys and values, without empty values."""
+def settings_table(values: Mapping[str, Any]) -> Html:
+    """A table of nested settings, with dotted keys and without empty values."""
+    return table(["key", "value"], [(key, str(value)) for key, value in flatten(values).items()], is_searchable=True)
+
+
+def flatten(values: Any, path: str = "") -> dict[str, Any]:
+    """Dotted keys and values, without empty values.
+
+    Example:
+        >>> flatten({"a": {"b": 1, "c": None}, "d": [{"e": 2}]})
+        {'a.b': 1, 'd.0.e': 2}
+    """
     if isinstance(values, Mapping) and values:
-        for key, value in values.items():
-            yield from _flatten(value, f"{path}.{key}".removeprefix("."))
+        items: Iterable[tuple[Any, Any]] = values.items()
     elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
-        for index, value in enumerate(values):
-            yield from _flatten(value, f"{path}.{index}")
-    elif values not in (None, {}, [], ""):
-        yield path, values
+        items = enumerate(values)
+    else:
+        return {} if values in (None, {}, [], "") else {path: values}
+    return {key: v for name, value in items for key, v in flatten(value, f"{path}.{name}".removeprefix(".")).items()}
+
+
+def code(text: str) -> Html:
+    return Html(f"<pre><code>{escape(text)}</code></pre>")
+
+
+def write_value(value: Any) -> str:
+    """A value as people read it: numbers are short, whole ones have separators.
+
+    Example:
+        >>> write_value(1234567), write_value(0.123456), write_value(True)
+        ('1,234,567', '0.1235', 'True')
+    """
+    if not _is_number(value):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else write_number(value)
+
+
+def write_seconds(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    Example:
+        >>> write_seconds(4.21), write_seconds(75), write_seconds(7384)
+        ('4.2 s', '1 min 15 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def write_page(path: Path, title: str, body: Html, refresh: int | None = None) -> Path:
+    """Writes a page that works offline. It loads itself again every `refresh` seconds."""
+    here = resources.files(__package__)
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    variables = (
+        f":root{{color-scheme:light dark;{light_variables()}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark_variables()}}}}}"
+    )
+    reload = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">{reload}'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{variables}{style}</style></head><body>{body}{embed_json(CONFIG, 'chart-config')}"
+        f'<script type="module">{_script(javascript())}</script><script type="module">{_script(script)}</script>'
+        f"</body></html>\n"
+    )
+    with atomic_file(path) as file:
+        file.write(page.encode(errors="replace"))
+    return path
+
+
+def _script(text: str) -> str:
+    return re.sub(r"<(/script|!--)", r"<\\\1", text, flags=re.IGNORECASE)

@@ -27,21 +27,18 @@ if TYPE_CHECKING:
 
 #: Scores by the name of their metric.
 Scores = dict[str, float]
-#: How many of the worst examples a report shows.
-NUM_WORST = 20
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scores, and the tables that a report shows next to them."""
+    """Scores, and the predictions behind them."""
 
     scores: Scores
     #: The task's metric on a subset of the examples, given their indices; used for confidence intervals.
     resample: Callable[[np.ndarray], float]
-    #: By title; the first row of each table is its header.
-    tables: dict[str, list[list[Any]]] = field(default_factory=dict)
-    #: For classifiers: how often each gold label (row) was predicted as each label (column), and the label names.
-    confusion: tuple[list[list[int]], list[str]] | None = None
+    #: JSON values for each example, as predictions.jsonl records them: the text, what is right, and what was predicted.
+    #: `bertblocks.reports.predictions` makes charts and tables of them.
+    predictions: list[dict[str, Any]] = field(default_factory=list)
 
 
 class FineTuneTask(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +18,10 @@ from bertblocks.core.console import make_console
 from bertblocks.core.registry import nearest
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
-from bertblocks.core.storage import read_json
+from bertblocks.core.storage import read_json, write_json
+from bertblocks.reports.model_card import CARD, is_written_by_user
+from bertblocks.reports.report import write_report_if_possible
+from bertblocks.reports.runs import FACTS, read_run
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask, Scores
 from bertblocks.tasks.classify.methods import AnyMethodTask
@@ -62,15 +65,17 @@ def finetune(
     test: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> FinetuneResult:
     """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer` or `embed`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
     examples are held out for evaluation. The returned model is scored on `test`, if given, once and at the end. The
-    folder `output` (default: `runs/TASK-NAME`, after the training file) receives the model, `results.json`,
-    `report.html` and `metrics.jsonl`. Calling the function again continues an interrupted run. `settings` are the keys
-    of `bertblocks.tasks.settings`.
+    folder `output` (default: `runs/TASK-NAME`, after the training file) receives the model and its card,
+    `results.json`, `report.html`, `metrics.jsonl` and `predictions.jsonl`. Calling the function again continues an
+    interrupted run. `on_event` receives the lines of `metrics.jsonl` as they are written. `settings` are the keys of
+    `bertblocks.tasks.settings`.
     """
     if task not in TASKS:
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}{nearest(task, TASKS)}.")
@@ -92,7 +97,9 @@ def finetune(
         for seed in range(chosen.seed, chosen.seed + chosen.seeds):
             own_folder = work_folder if chosen.seeds == 1 else work_folder / f"seed-{seed}"
             own_settings = chosen.model_copy(update={"seed": seed})
-            run = FinetuneRun(TASKS[task](own_settings), own_settings, own_folder, world, console, folder.name)
+            run = FinetuneRun(
+                TASKS[task](own_settings), own_settings, own_folder, world, console, folder.name, on_event
+            )
             run.prepare(files, request["held_out"] == STRATIFIED, request.get("defaults"))
             if not runs:  # write only after all input has been read
                 world.run_on_main(claim.claim)
@@ -200,8 +207,15 @@ def _work_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> P
 
 
 def _replace_previous(folder: Path, work_folder: Path) -> None:
-    """Moves a finished run to its final folder and deletes the files that the previous run there wrote."""
-    replace_run(folder, work_folder, _previous_files(folder), last=RESULTS)
+    """Moves a finished run to its final folder and deletes the files that the previous run there wrote.
+
+    A model card that someone wrote or changed stays.
+    """
+    files = _previous_files(folder)
+    cards = {name for name in files if Path(name).name == CARD and is_written_by_user(folder / name)}
+    for name in cards:
+        (work_folder / name).unlink(missing_ok=True)
+    replace_run(folder, work_folder, [name for name in files if name not in cards], last=RESULTS)
 
 
 def _previous_files(folder: Path) -> list[str]:
@@ -233,7 +247,13 @@ def _summarize(runs: Sequence[FinetuneResult], folder: Path, world: World) -> Fi
         test=_means([run.test for run in runs]),
         remarks=compare_with_start(runs[0].metric, scores, baselines),
     )
-    world.run_on_main(lambda: write_results(result))
+
+    def write() -> None:
+        write_json(folder / FACTS, read_json(runs[0].folder / FACTS))
+        write_report_if_possible(replace(read_run(folder), results={"scores": scores}, state="finished"))
+        write_results(result)
+
+    world.run_on_main(write)
     return result
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,18 @@ from rich.console import Console
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from bertblocks.core.storage import write_json
+from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.core.environment import hash_files
+from bertblocks.core.storage import write_json, write_json_lines
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.ops.cpu import flushed_denormals
-from bertblocks.reports.finetuning import write_finetuning_report
+from bertblocks.reports.model_card import Card, write_card
+from bertblocks.reports.page import flatten
+from bertblocks.reports.report import write_report_if_possible
+from bertblocks.reports.runs import PREDICTIONS, read_run, write_facts
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
-from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.tasks.bootstrap import bootstrap
+from bertblocks.tasks.settings import SETTINGS, FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.training.distributed import World
 from bertblocks.training.finetune_defaults import VERSION, choose
@@ -41,6 +48,8 @@ from bertblocks.training.trackers import get_trackers
 
 #: This file completes a run.
 RESULTS = "results.json"
+#: Resamples for the interval of a score.
+RESAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,8 @@ class FinetuneResult:
     runs: list[Scores]
     #: Half the width of the 95% confidence interval of each mean; empty for one seed.
     intervals: Scores
+    #: The 95% interval of the metric over the evaluation examples, by bootstrap; None for several seeds.
+    confidence: tuple[float, float] | None = None
     #: What the run chose where the settings leave it open, such as the learning rate and the precision.
     chosen: dict[str, Any] = field(default_factory=dict)
     #: What can be had without this training, by name: the majority label, a linear probe, the untouched model.
@@ -81,15 +92,23 @@ class FinetuneRun:
     """Fine-tunes a model with one seed in one folder."""
 
     def __init__(
-        self, task: FineTuneTask, settings: FineTuneSettings, folder: Path, world: World, console: Console, name: str
+        self,
+        task: FineTuneTask,
+        settings: FineTuneSettings,
+        folder: Path,
+        world: World,
+        console: Console,
+        name: str,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.task, self.settings, self.folder, self.name = task, settings, folder, name
-        self.world, self.console = world, console
+        self.world, self.console, self.on_event = world, console, on_event
 
     def prepare(self, files: Files, stratify: bool = True, defaults: int | None = VERSION) -> None:
         """Reads the files and the model, and raises an error if any of them or the settings are invalid."""
         settings, task = self.settings, self.task
-        self.source, self.defaults = files.model, defaults
+        self.source, self.files, self.defaults = files.model, files, defaults
+        self.hashes = hash_files([files.train, files.eval, files.test])
         examples = task.read(files.train)
         if files.eval is not None:
             held_out = task.read(files.eval)
@@ -134,6 +153,7 @@ class FinetuneRun:
     @flushed_denormals()
     def train(self) -> FinetuneResult:
         settings, task, world, training = self.settings, self.task, self.world, self.training
+        world.run_on_main(self._write_facts)
         start, baselines = self._score_start()
         model = self._trainable(self.start.model)
         trainer = Trainer(
@@ -148,7 +168,8 @@ class FinetuneRun:
             progress=Progress(self.console, is_shown=world.is_main),
             clip=settings.clip,
             selection=ModelSelection(task.metric, patience=settings.patience, prefers_later=self.defaults is not None),
-            trackers=get_trackers(settings.trackers, self.folder, self.name) if world.is_main else [],
+            trackers=get_trackers(settings.trackers, self.folder, self.name, self.on_event) if world.is_main else [],
+            start=None if start is None else start.scores,
         )
         if start is not None:
             trainer.state.best = BestEvaluation(0, start.scores[task.metric])
@@ -172,6 +193,7 @@ class FinetuneRun:
                 evaluated.scores,
                 [evaluated.scores],
                 {},
+                self._interval(evaluated),
                 self._chosen(outcome.state),
                 baselines,
                 test,
@@ -180,6 +202,18 @@ class FinetuneRun:
             full_model = self._unsharded(model)
             world.run_on_main(lambda: self._write(full_model, evaluated, result))
         return result
+
+    def _write_facts(self) -> None:
+        values = {
+            "parameters": sum(weight.numel() for weight in self.start.model.parameters()),
+            "threads": torch.get_num_threads(),
+            "notes": [*self.task.notes, self.choices.describe(len(self.training.features))],
+        }
+        write_facts(self.folder, self.name, self.hashes, values)
+
+    def _interval(self, evaluated: Evaluated) -> tuple[float, float] | None:
+        low, high = bootstrap(evaluated.resample, len(self.training.held_out), RESAMPLES)
+        return (low, high) if math.isfinite(low + high) else None
 
     def _score_start(self) -> tuple[Evaluated | None, dict[str, Scores]]:
         """The start as users would get it, if it can do the task at all, and what to compare the result with."""
@@ -235,22 +269,45 @@ class FinetuneRun:
         return copy
 
     def _write(self, trained: nn.Module, evaluated: Evaluated, result: FinetuneResult) -> None:
-        """Writes the model and the report first, and last the file that completes the run."""
+        """Writes the model, its card and the report first, and last the file that completes the run."""
         training = self.training
         training.tokenizer.model_max_length = training.max_length  # users of the model get the length of training
         merge = getattr(trained, "merge_and_unload", None)
         model: Any = merge() if merge is not None else trained
         self.task.save(model, self.folder, training.tokenizer, training.max_length)
-        write_finetuning_report(
-            self.folder,
-            f"Fine-tuning: {self.name}",
-            {**result.baselines, "result": result.scores} | ({"test": result.test} if result.test else {}),
-            evaluated.tables,
-            evaluated.confusion,
-            {**self.settings.model_dump(), "chosen": result.chosen},
-            note=". ".join([*self.task.notes, *(remark.removesuffix(".") for remark in result.remarks)]),
-        )
+        write_json_lines(self.folder / PREDICTIONS, evaluated.predictions)
+        write_card(self.folder, self._card(result))
+        run = replace(read_run(self.folder), results=_values(result), state="finished")
+        write_report_if_possible(run)
         write_results(result)
+
+    def _card(self, result: FinetuneResult) -> Card:
+        files = self.files
+        data = [str(source) for source in (files.train, files.eval, files.test) if source is not None]
+        scored_on = str(files.test if result.test else files.eval or files.train)
+        part = "" if files.eval or result.test else f", of which a share of {self.settings.eval_share:g} was held out"
+        kind = {"classify": "classifier", "tag": "tagger", "answer": "reader", "embed": "embedding model"}
+        names = {schema: task for task, schema in SETTINGS.items()}
+        task = kind[names[type(self.settings)]]
+        limits = [
+            *result.remarks,
+            f"It reads at most {self.training.max_length:,} tokens of a text at a time.",
+        ]
+        if not result.test:
+            limits.append("The evaluation examples chose the best checkpoint, so their scores are slightly optimistic.")
+        return Card(
+            self.name,
+            f"A {task} that was fine-tuned with BertBlocks from `{Path(str(self.source)).name}`, on "
+            f"{len(self.examples) + len(self.training.held_out) * bool(part):,} examples{part}.",
+            sources=[find_checkpoint(self.source)],
+            relation="finetune",
+            data=[Path(name).name for name in data],
+            datasets=[name.partition(":")[0] for name in data if name not in self.hashes],
+            scores=result.test or result.scores,
+            scored_on=Path(scored_on).name,
+            limitations=limits,
+            settings=flatten({**self.settings.model_dump(), **result.chosen}),
+        )
 
 
 def compare_with_start(
@@ -273,8 +330,11 @@ def compare_with_start(
 
 
 def write_results(result: FinetuneResult) -> None:
-    values = {key: value for key, value in asdict(result).items() if key != "folder"}
-    write_json(result.folder / RESULTS, {**values, "files": relative_files(result.folder)})
+    write_json(result.folder / RESULTS, {**_values(result), "files": relative_files(result.folder)})
+
+
+def _values(result: FinetuneResult) -> dict[str, Any]:
+    return {key: value for key, value in asdict(result).items() if key != "folder"}
 
 
 def _run_section(settings: FineTuneSettings, steps_per_evaluation: int) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,11 +102,7 @@ class HeldOutEvaluator:
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy on the predicted tokens, and on the order of segments if the objective trains it."""
         loss, correct, count = 0.0, 0, 0
-        for batch in self.batches_for(model):
-            labels = _labels(batch)
-            token_indices = (labels != IGNORE).nonzero().squeeze(1)
-            targets = labels[token_indices].to(model.device)
-            logits = _logits(model, batch)[token_indices.to(model.device)]
+        for logits, targets, _ in self._predict(model):
             loss += float(F.cross_entropy(upcast(logits), targets, reduction="sum"))
             correct += int((logits.argmax(dim=1) == targets).sum())
             count += len(targets)
@@ -114,6 +110,30 @@ class HeldOutEvaluator:
         if isinstance(model, GeneratorAndDiscriminator):
             metrics |= self._evaluate_detection(model)
         return metrics | (self._evaluate_order(model) if self.order_batches else {})
+
+    def _predict(self, model: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The logits, targets and positions of all predicted tokens, batch by batch."""
+        for batch in self.batches_for(model):
+            labels = _labels(batch)
+            token_indices = (labels != IGNORE).nonzero().squeeze(1)
+            sequences = torch.searchsorted(batch.cu_seqlens.long(), token_indices, right=True) - 1
+            targets = labels[token_indices].to(model.device)
+            logits = _logits(model, batch)[token_indices.to(model.device)]
+            yield logits, targets, token_indices - batch.cu_seqlens.long()[sequences]
+
+    @torch.no_grad()
+    def evaluate_parts(self, model: Any, unigram: UnigramBaseline) -> dict[str, list[dict[str, Any]]]:
+        """The loss of tokens by their frequency in the training texts, and by their position."""
+        losses, per_million, positions = [], [], []
+        for logits, targets, places in self._predict(model):
+            losses.append(F.cross_entropy(upcast(logits), targets, reduction="none").cpu().numpy())
+            per_million.append(1e6 * np.exp(unigram.log_probabilities[targets.cpu().numpy()]))
+            positions.append(places.numpy())
+        loss = np.concatenate(losses)
+        return {
+            "by_frequency": _by_power(loss, np.concatenate(per_million), 10),
+            "by_position": _by_power(loss, np.concatenate(positions), 2),
+        }
 
     def _evaluate_detection(self, model: GeneratorAndDiscriminator) -> dict[str, float]:
         """The discriminator on texts that the generator filled, with samples that depend only on the two models."""
@@ -172,6 +192,26 @@ def pseudo_losses(model: Any, text: Tensor, positions: Tensor, mask: int) -> Ten
         masked = logits.view(len(part), len(text), -1)[copy_indices, part]
         losses.append(F.cross_entropy(upcast(masked), text[part].to(model.device), reduction="none"))
     return torch.cat(losses) if losses else torch.zeros(0)
+
+
+def _by_power(losses: NDArray, values: NDArray, base: int) -> list[dict[str, Any]]:
+    """The mean loss where a value is between two powers of `base`; values below 1 form the first group.
+
+    Example:
+        >>> _by_power(np.array([1.0, 2.0, 4.0]), np.array([0, 5, 7]), 2)
+        [{'from': 0, 'to': 1, 'tokens': 1, 'loss': 1.0}, {'from': 4, 'to': 8, 'tokens': 2, 'loss': 3.0}]
+    """
+    groups = np.floor(np.log(np.maximum(values, 1 / base)) / math.log(base) + 1e-9).astype(int)
+    groups = np.maximum(groups, -1)
+    return [
+        {
+            "from": 0 if group < 0 else base**group,
+            "to": base ** (group + 1),
+            "tokens": int((groups == group).sum()),
+            "loss": float(losses[groups == group].mean()),
+        }
+        for group in np.unique(groups).tolist()
+    ]
 
 
 def _labels(batch: FlatBatch) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +67,8 @@ class ModelSelection:
 class Trainer:
     """Trains a model on a task in a run folder, resuming from the newest complete checkpoint there.
 
-    `write_extras` adds files to each checkpoint, such as the tokenizer and the recipe.
+    `start` are the metrics of the untrained model, if they are already known. `write_extras` adds files to each
+    checkpoint, such as the tokenizer and the recipe.
     """
 
     def __init__(
@@ -80,12 +83,13 @@ class Trainer:
         clip: float | None = None,
         selection: ModelSelection | None = None,
         trackers: list[Tracker] | None = None,
+        start: dict[str, float] | None = None,
         write_extras: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         self.task, self.run, self.folder, self.world = task, run, folder, world
         self.progress, self.clip, self.selection = progress, clip, selection
         self.trackers = (trackers or []) if world.is_main else []
-        self.write_extras = write_extras
+        self.start, self.write_extras = start, write_extras
         self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.kept, run.checkpoints.milestones)
         self.model: Any = cast(Any, model).to(world.device)
         self.model.config.architectures = [type(model).__name__]
@@ -125,6 +129,8 @@ class Trainer:
             batches = stack.enter_context(prefetch(self.task, self.world, self.state.step, self.state.position))
             profile = self.run.profile if self.world.is_main else None
             after_step = stack.enter_context(profile_steps(self.folder / "profile", profile))
+            if self.state.step == 0 and self.run.evaluation.every:
+                self._evaluate_start()
             self._steps(batches, after_step)
         return Outcome(self.state, self._signal, self.evaluation)
 
@@ -290,6 +296,7 @@ class Trainer:
             **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient", "router"))},
             "learning_rate": state.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
+            "memory": peak_memory(self.world.device),
         }
         if window["slots"]:
             line["packing"] = window["tokens"] / window["slots"]
@@ -310,6 +317,15 @@ class Trainer:
         for tracker in self.trackers:
             tracker.log(line["step"], numbers)
 
+    def _evaluate_start(self) -> None:
+        """Records the metrics of the untrained model, where curves begin. They select nothing."""
+        scores = self.start
+        if scores is None:
+            with self.evaluation_weights():
+                scores = self.task.evaluate(self.model)
+        if scores:
+            self._write({"step": 0, **scores})
+
     def _evaluate(self) -> bool:
         """Evaluates the model, or its moving average. Returns True if training should stop early."""
         with self.evaluation_weights():
@@ -317,8 +333,7 @@ class Trainer:
         if not self.evaluation:
             return False
         self._write({"step": self.state.step, **self.evaluation})
-        values = "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in self.evaluation.items())
-        self.progress.print(f"step {self.state.step:,} | {values}")
+        self.progress.show_evaluation(self.state.step, self.evaluation, self.selection and self.selection.metric)
         if self.selection is not None:
             self._select(self.evaluation[self.selection.metric], self.selection)
         return self._should_stop_early()
@@ -362,6 +377,13 @@ class Trainer:
             self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
 
         self.world.run_on_main(work)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes so far: of tensors on a GPU, or of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def compile_feed_forward(model: nn.Module) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 
 from bertblocks.analysis import summarize
+from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.console import make_console
 from bertblocks.core.messages import short_repr
@@ -20,7 +22,10 @@ from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.models import TrainingModel
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
-from bertblocks.reports.pretraining import write_pretraining_report
+from bertblocks.reports.model_card import Card, write_card
+from bertblocks.reports.page import flatten
+from bertblocks.reports.report import write_report_if_possible
+from bertblocks.reports.runs import read_run, write_facts
 from bertblocks.text.tokenizers import save_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
@@ -73,15 +78,22 @@ class PretrainResult:
 
 
 @flushed_denormals()
-def pretrain(recipe: Recipe, console: Console | None = None) -> PretrainResult:
-    """Runs a recipe in its folder, or continues the run there."""
+def pretrain(
+    recipe: Recipe,
+    console: Console | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> PretrainResult:
+    """Runs a recipe in its folder, or continues the run there.
+
+    `on_event` receives the lines of metrics.jsonl as they are written.
+    """
     require_packages(_packages(recipe), "pretrain")
     world, console = join(recipe.run.device), console or make_console()
     progress = Progress(console, is_shown=world.is_main)
     claim = run_folder(recipe)
     world.run_on_main(claim.claim)
     try:
-        return _read_finished(recipe, world, progress) or _run(recipe, world, progress)
+        return _read_finished(recipe, world, progress) or _run(recipe, world, progress, on_event)
     finally:
         claim.release()
 
@@ -108,9 +120,11 @@ def _packages(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(["datasets", "pyarrow", *recipe.run.trackers]))
 
 
-def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
+def _run(
+    recipe: Recipe, world: World, progress: Progress, on_event: Callable[[dict[str, Any]], None] | None
+) -> PretrainResult:
     folder, plan = recipe.folder, TrainingPlan(recipe)
-    trackers = get_trackers(recipe.run.trackers if world.is_main else [], folder, recipe.name)
+    trackers = get_trackers(recipe.run.trackers, folder, recipe.name, on_event) if world.is_main else []
     corpus = prepare_corpus(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
     model = build_model(plan, corpus.tokenizer)
@@ -127,8 +141,10 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
     task = PretrainingTask(plan, corpus.sources, objectives, held_out)
     for line in implied_keys(recipe, model.config):
         progress.print(line)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    world.run_on_main(lambda: _write_facts(recipe, corpus, parameters))
     progress.print(
-        f"Model: {sum(parameter.numel() for parameter in model.parameters()):,} parameters. "
+        f"Model: {parameters:,} parameters. "
         f"Run: {plan.total_steps:,} steps, {plan.total_tokens:,} tokens, {world.size} process(es)."
     )
 
@@ -159,6 +175,12 @@ def _run(recipe: Recipe, world: World, progress: Progress) -> PretrainResult:
 
     world.run_on_main(remove_checkpoints)
     return result
+
+
+def _write_facts(recipe: Recipe, corpus: TokenizedCorpus, parameters: int) -> None:
+    """Records how the run was started. The fingerprint of a token store stands for its texts and its tokenizer."""
+    data = {name: subset.store.fingerprint for name, subset in corpus.train.items()}
+    write_facts(recipe.folder, recipe.name, data, {"parameters": parameters, "threads": torch.get_num_threads()})
 
 
 def implied_keys(recipe: Recipe, config: BertBlocksConfig) -> list[str]:
@@ -192,11 +214,12 @@ def _finish(
             if tokens := recipe.run.evaluation.pseudo_perplexity_tokens:
                 metrics["pseudo_perplexity"] = held_out.pseudo_perplexity(trainer.model, tokens)
             filled = fill_masks(trainer.model, corpus.tokenizer, held_out, SHOWN_MASKS)
+        unigram = UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer))
+        parts = held_out.evaluate_parts(trainer.model, unigram)
+        card = _card(recipe, metrics, trainer.model.config, outcome.state)
         for name, snapshot in final_models(trainer.model).items():
-            world.run_on_main(partial(write_model, recipe.folder / name, snapshot, corpus.tokenizer))
-    metrics |= UnigramBaseline.count(corpus.train.values(), len(corpus.tokenizer)).evaluate(
-        held_out.targets_for(trainer.model)
-    )
+            world.run_on_main(partial(write_model, recipe.folder / name, snapshot, corpus.tokenizer, card))
+    metrics |= unigram.evaluate(held_out.targets_for(trainer.model))
     state = outcome.state
     facts = {
         **{f"corpus: {key.replace('_', ' ')}": count for key, count in corpus.counts.items()},
@@ -204,26 +227,23 @@ def _finish(
         "tokenizer entries": len(corpus.tokenizer),
         "steps": state.step,
         "tokens trained on": state.tokens,
-        "seconds in steps": round(state.seconds, 1),
-        "tokens per second": round(state.tokens / max(state.seconds, 1e-9)),
         "precision": state.precision,
         "processes": world.size,
     }
 
     def write() -> None:
         config = trainer.model.config
-        write_pretraining_report(
-            recipe.folder,
-            recipe.name,
-            metrics,
-            [(text.text, text.answer, text.guesses) for text in filled],
-            facts,
-            recipe.record(),
-            {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
-            note=f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
-        )
-        shown = [asdict(text) for text in filled]
-        write_json(recipe.folder / RESULT, {"step": state.step, "metrics": metrics, "filled": shown})
+        values = {
+            "step": state.step,
+            "metrics": metrics,
+            "filled": [asdict(text) for text in filled],
+            "summary": f"{recipe.description}. {summarize(config)}.".removeprefix(". "),
+            "facts": facts,
+            **parts,
+            "config": {key: value for key, value in config.to_diff_dict().items() if not key.startswith("_")},
+        }
+        write_report_if_possible(replace(read_run(recipe.folder), results=values, state="finished"))
+        write_json(recipe.folder / RESULT, values)
 
     world.run_on_main(write)
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
@@ -242,11 +262,30 @@ def final_models(model: Any) -> dict[str, Snapshot]:
     return snapshots
 
 
-def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes a model and its tokenizer atomically, replacing an earlier version of the run."""
+def write_model(folder: Path, snapshot: Snapshot, tokenizer: PreTrainedTokenizerBase, card: Card) -> None:
+    """Writes a model, its tokenizer and its card atomically, replacing an earlier version of the run."""
     with atomic_entries(folder.parent) as scratch:
         snapshot.write_model(scratch / folder.name)
         save_tokenizer(tokenizer, scratch / folder.name)
+        write_card(scratch / folder.name, card, target=folder)
+
+
+def _card(recipe: Recipe, metrics: dict[str, float], config: BertBlocksConfig, state: TrainState) -> Card:
+    sources = [source for source in (recipe.model.checkpoint, recipe.model.grow_from) if source]
+    corpora = recipe.corpus.sources
+    return Card(
+        recipe.name,
+        f"{recipe.description}. An encoder that was pretrained with BertBlocks on {state.tokens:,} tokens: "
+        f"{summarize(config)}.".removeprefix(". "),
+        sources=[find_checkpoint(source) for source in sources],
+        relation="finetune" if recipe.model.checkpoint else None,
+        data=[source.dataset or source.name for source in corpora],
+        datasets=[source.dataset.partition(":")[0] for source in corpora if source.dataset],
+        scores=metrics,
+        scored_on="held-out texts of the corpus",
+        limitations=["It is an encoder to be fine-tuned, not a finished application."],
+        settings=flatten(recipe.record()),
+    )
 
 
 def run_folder(recipe: Recipe) -> RunFolder:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.progress import BarColumn, TextColumn
+from rich.table import Column
+
+from bertblocks.core.console import progress_bar
 
 #: Seconds between plain lines, for logs.
 PLAIN_SECONDS = 15.0
 #: Seconds between updates of the live line.
 LIVE_SECONDS = 0.25
-BAR_WIDTH = 20
+BAR_WIDTH = 12
 
 
 class Progress:
@@ -22,35 +25,41 @@ class Progress:
     def __init__(self, console: Console, is_shown: bool = True) -> None:
         self.console = console
         self.is_shown = is_shown
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-            if console.is_terminal
-            else None
-        )
+        self._bar = None
+        if is_shown and console.is_terminal:
+            fitting = Column(no_wrap=True, overflow="ellipsis")
+            line = TextColumn("{task.description}", markup=False, table_column=fitting)
+            self._bar = progress_bar(BarColumn(BAR_WIDTH), line, console=console)
+            self._task = self._bar.add_task("", total=None, visible=False)
         self._next_update = 0.0
+        self._evaluation = ""
 
     def __enter__(self) -> Progress:
-        if self.is_shown and self._live:
-            self._live.start()
+        if self._bar:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_shown and self._live:
-            self._live.stop()
+        if self._bar:
+            self._bar.stop()
 
     def update(self, step: int, total: int, values: dict[str, Any]) -> None:
         """Shows a step. `values` may hold loss, tokens_per_second, packing, seconds_left and phase."""
         now = time.monotonic()
         if not self.is_shown or (now < self._next_update and step < total):
             return
-        self._next_update = now + (LIVE_SECONDS if self._live else PLAIN_SECONDS)
-        line = format_step(step, total, values)
-        if self._live:
-            done = round(BAR_WIDTH * step / max(total, 1))
-            bar = Text("━" * done, style="green") + Text("━" * (BAR_WIDTH - done), style="dim")
-            self._live.update(Text.assemble(bar, " ", line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._next_update = now + (LIVE_SECONDS if self._bar else PLAIN_SECONDS)
+        line = format_step(step, total, {**values, "evaluation": self._evaluation})
+        if self._bar:
+            self._bar.update(self._task, completed=step, total=total, description=line, visible=True)
         else:
             self.console.print(line)
+
+    def show_evaluation(self, step: int, scores: Mapping[str, float], metric: str | None = None) -> None:
+        """Prints all scores of an evaluation; the line of progress repeats `metric`, or else the first of them."""
+        written = {key: f"{key.replace('_', ' ')} {value:.4g}" for key, value in scores.items()}
+        self._evaluation = written[metric or next(iter(scores))]
+        self.print(f"step {step:,} | {'  '.join(written.values())}")
 
     def print(self, message: str) -> None:
         """Prints a permanent line."""
@@ -58,7 +67,7 @@ class Progress:
             self.console.print(message)
 
 
-def format_step(step: int, total: int, values: dict[str, Any]) -> str:
+def format_step(step: int, total: int, values: Mapping[str, Any]) -> str:
     """One line of progress.
 
     Example:
@@ -76,4 +85,6 @@ def format_step(step: int, total: int, values: dict[str, Any]) -> str:
         minutes, seconds = divmod(round(values["seconds_left"]), 60)
         hours, minutes = divmod(minutes, 60)
         parts.append((f"{hours}:{minutes:02d}" if hours else f"{minutes}") + f":{seconds:02d} left")
+    if values.get("evaluation"):
+        parts.append(values["evaluation"])
     return " | ".join(parts)

@@ -1,4 +1,4 @@
-"""Experiment trackers: tensorboard, wandb and trackio, imported only when a run asks for them."""
+"""Experiment trackers, imported only when a run asks for them: tensorboard, wandb, trackio, and a stream of events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,28 @@ class Trackio(WandB):
         self.run = self.module.init(project=PROJECT, name=self.name, config=dict(config), resume="allow", embed=False)
 
 
+class EventStream(Tracker):
+    """Passes what happens in a run to a function, as JSON values with the key `event`: start, step or evaluation."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self.emit = emit
+
+    def start(self, config: Mapping[str, Any], step: int = 0) -> None:
+        self.emit({"event": "start", "step": step})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.emit({"event": "step" if "learning_rate" in metrics else "evaluation", "step": step, **metrics})
+
+    def close(self) -> None:
+        return
+
+
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
 
 
-def get_trackers(names: Sequence[str], folder: Path, name: str) -> list[Tracker]:
+def get_trackers(
+    names: Sequence[str], folder: Path, name: str, on_event: Callable[[dict[str, Any]], None] | None = None
+) -> list[Tracker]:
     """The trackers of a run, not yet started. A missing package raises an error before any work is done.
 
     Example:
@@ -95,4 +113,5 @@ def get_trackers(names: Sequence[str], folder: Path, name: str) -> list[Tracker]
         []
     """
     require_packages(names, "trackers")
-    return [TRACKERS[tracker](folder, name) for tracker in names]
+    trackers: list[Tracker] = [TRACKERS[tracker](folder, name) for tracker in names]
+    return trackers if on_event is None else [*trackers, EventStream(on_event)]

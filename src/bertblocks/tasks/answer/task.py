@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.tasks.answer.metrics import answer_f1, answering_scores
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
+from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.settings import AnswerSettings
 from bertblocks.text.alignment import trim
@@ -106,13 +106,19 @@ class AnswerTask(FineTuneTask):
         f1 = np.array(
             [max(answer_f1(text, predicted[q.id]) for text in gold[q.id] or [""]) for q in examples], dtype=np.float64
         )
-        worst = [examples[i] for i in np.argsort(f1, kind="stable")[:NUM_WORST] if f1[i] < 1]
-        rows = [[q.question, " | ".join(gold[q.id]), predicted[q.id], q.context] for q in worst]
-        return Evaluated(
-            answering_scores(gold, predicted),
-            lambda i: 100 * float(f1[i].mean()),
-            {"Worst examples": [["question", "gold", "predicted", "passage"], *rows]},
-        )
+        records = [
+            {
+                "question": question.question,
+                "context": question.context,
+                "gold": [{"text": a.text, "start": a.start, "end": a.end} for a in question.answers],
+                "predicted": {"text": found.text, "start": found.start, "end": found.end},
+                "score": found.score,
+                "no_answer_score": found.no_answer_score,
+                "f1": float(quality),
+            }
+            for question, found, quality in zip(examples, predictions, f1, strict=True)
+        ]
+        return Evaluated(answering_scores(gold, predicted), lambda i: 100 * float(f1[i].mean()), records)
 
 
 def best_sentence(question: Question) -> str:

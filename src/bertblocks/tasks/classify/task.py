@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
+from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.classify.examples import TextExample, read_examples
 from bertblocks.tasks.classify.metrics import classification_scores, multi_label_scores, regression_scores
 from bertblocks.tasks.classify.predictions import Classification
@@ -168,16 +168,25 @@ class ClassifyTask(FineTuneTask):
         targets = np.array([example.target for example in examples])
         if labels.problem == "regression":
             numbers = np.array([next(iter(prediction.scores.values())) for prediction in predictions])
-            worst = np.argsort(-np.abs(numbers - targets))[:NUM_WORST]
-            rows = [[f"{targets[i]:g}", f"{numbers[i]:.3f}", _write(examples[i])] for i in worst]
-            tables = {"Worst examples": [["gold", "predicted", "text"], *rows]}
             scores = regression_scores(targets, numbers)
-            return Evaluated(scores, lambda i: regression_scores(targets[i], numbers[i])[self.metric], tables)
+            records = [
+                {"text": _write(example), "gold": float(target), "predicted": float(number)}
+                for example, target, number in zip(examples, targets, numbers, strict=True)
+            ]
+            return Evaluated(scores, lambda i: regression_scores(targets[i], numbers[i])[self.metric], records)
         chosen = np.array([[name in prediction.labels for name in labels.names] for prediction in predictions])
         return Evaluated(
             multi_label_scores(targets, chosen),
             lambda i: multi_label_scores(targets[i], chosen[i])[self.metric],
-            _label_tables(examples, targets.astype(bool), chosen, labels.names),
+            [
+                {
+                    "text": _write(example),
+                    "gold": [name for name, is_gold in zip(labels.names, target, strict=True) if is_gold],
+                    "predicted": prediction.labels,
+                    "probabilities": {name: round(share, 4) for name, share in prediction.scores.items()},
+                }
+                for example, target, prediction in zip(examples, targets, predictions, strict=True)
+            ],
         )
 
 
@@ -195,55 +204,24 @@ def balanced_weights(examples: Sequence[TextExample], labels: Labels) -> Tensor:
 def _score_classes(
     examples: Sequence[TextExample], predictions: Sequence[Classification], names: list[str], positive: int
 ) -> Evaluated:
-    from sklearn import metrics
-
     index = {name: number for number, name in enumerate(names)}
     gold = [int(example.target) for example in examples]  # type: ignore[arg-type]
     predicted = [index[prediction.labels[0]] for prediction in predictions]
-    scores = [prediction.scores[prediction.labels[0]] for prediction in predictions]
-    classes = list(range(len(names)))
-    confusion = metrics.confusion_matrix(gold, predicted, labels=classes)
-    parts = metrics.precision_recall_fscore_support(gold, predicted, labels=classes, zero_division=0)
-    wrong = [i for i in range(len(gold)) if gold[i] != predicted[i]]
-    worst = [
-        [names[gold[i]], names[predicted[i]], f"{scores[i]:.3f}", _write(examples[i])]
-        for i in sorted(wrong, key=lambda i: -scores[i])[:NUM_WORST]
-    ]
     correct = np.array(gold) == np.array(predicted)
     return Evaluated(
         classification_scores(gold, predicted, len(names), positive),
-        resample=lambda i: float(correct[i].mean()),
-        tables={
-            "Labels": _by_label(names, parts),
-            "Worst examples": [["gold", "predicted", "probability", "text"], *worst],
-        },
-        confusion=(confusion.tolist(), names),
+        lambda i: float(correct[i].mean()),
+        [
+            {
+                "text": _write(example),
+                "gold": names[target],
+                "predicted": prediction.labels[0],
+                "probability": prediction.scores[prediction.labels[0]],
+                "gold_probability": prediction.scores[names[target]],
+            }
+            for example, target, prediction in zip(examples, gold, predictions, strict=True)
+        ],
     )
-
-
-def _by_label(names: list[str], parts: Sequence[np.ndarray]) -> list[list[Any]]:
-    """Makes a table of the precision, recall, F1 and count that scikit-learn returns."""
-    rows = [[name, *(f"{part[i]:.3f}" for part in parts[:3]), int(parts[3][i])] for i, name in enumerate(names)]
-    return [["label", "precision", "recall", "F1", "examples"], *rows]
-
-
-def _label_tables(
-    examples: Sequence[TextExample], gold: np.ndarray, predicted: np.ndarray, names: list[str]
-) -> dict[str, list[list[Any]]]:
-    """Makes tables of the scores by label, and of the texts with the most wrong labels, for multi-label models."""
-    from sklearn import metrics
-
-    parts = metrics.precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
-    wrong = (gold != predicted).sum(axis=1)
-    worst = [
-        [*(", ".join(name for name, has in zip(names, row[i], strict=True) if has) for row in (gold, predicted)), text]
-        for i in np.argsort(-wrong, kind="stable")[:NUM_WORST]
-        if wrong[i] and (text := _write(examples[i]))
-    ]
-    return {
-        "Labels": _by_label(names, parts),
-        "Worst examples": [["gold", "predicted", "text"], *worst],
-    }
 
 
 def _write(example: TextExample) -> str:

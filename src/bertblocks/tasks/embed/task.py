@@ -20,7 +20,7 @@ from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.linear import not_cast
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask
+from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.classify.metrics import regression_scores
 from bertblocks.tasks.embed.examples import EmbeddingExample, find_scale, read_examples
 from bertblocks.tasks.embed.metrics import retrieval_scores
@@ -176,7 +176,10 @@ class EmbedTask(FineTuneTask):
             return Evaluated(
                 correlations,
                 lambda i: regression_scores(scores[i], similarities[i])["spearman"],
-                {"Worst examples": _worst_pairs(examples, scores, similarities)},
+                [
+                    {"texts": list(example.texts[:2]), "gold": float(score), "cosine": float(cosine)}
+                    for example, score, cosine in zip(examples, scores, similarities, strict=True)
+                ],
             )
         return _score_retrieval(examples, queries, documents)
 
@@ -196,18 +199,6 @@ class EmbedTask(FineTuneTask):
         return role if role in embedding.prompts and not is_symmetric else None
 
 
-def _worst_pairs(examples: Sequence[EmbeddingExample], scores: np.ndarray, cosines: np.ndarray) -> list[list[str]]:
-    """Lists the pairs whose ranks by score and by cosine differ most."""
-    from scipy.stats import rankdata
-
-    distance = np.abs(rankdata(scores) - rankdata(cosines))
-    rows = [
-        [f"{scores[i]:g}", f"{cosines[i]:.3f}", " | ".join(examples[i].texts)]
-        for i in np.argsort(-distance, kind="stable")[:NUM_WORST]
-    ]
-    return [["score", "cosine", "texts"], *rows]
-
-
 def _score_retrieval(
     examples: Sequence[EmbeddingExample], queries: Mapping[str, np.ndarray], documents: Mapping[str, np.ndarray]
 ) -> Evaluated:
@@ -215,17 +206,29 @@ def _score_retrieval(
     for example in examples:
         relevant[example.texts[0]].add(example.texts[1])
     names, targets = list(documents), np.stack(list(documents.values()))
-    ranked = []
-    for vector in queries.values():
-        order = np.argsort(-(targets @ vector), kind="stable")
+    ranked, records = [], []
+    for query, vector in queries.items():
+        cosines = targets @ vector
+        order = np.argsort(-cosines, kind="stable")
         ranked.append([names[i] for i in order[: RANKS[-1]]])
+        rank, gold = next((rank, i) for rank, i in enumerate(order) if names[i] in relevant[query])
+        records.append(
+            {
+                "query": query,
+                "gold": names[gold],
+                "rank": rank + 1,
+                "gold_cosine": float(cosines[gold]),
+                "nearest": names[order[0]],
+                "nearest_cosine": float(cosines[order[0]]),
+            }
+        )
     wanted = [relevant[query] for query in queries]
     by_query = np.array(
         [retrieval_scores([a], [b], RANKS[-1:])[f"ndcg@{RANKS[-1]}"] for a, b in zip(ranked, wanted, strict=True)]
     )
     number = {query: position for position, query in enumerate(queries)}
     owner = np.array([number[example.texts[0]] for example in examples])
-    return Evaluated(retrieval_scores(ranked, wanted, RANKS), lambda i: float(by_query[owner[i]].mean()))
+    return Evaluated(retrieval_scores(ranked, wanted, RANKS), lambda i: float(by_query[owner[i]].mean()), records)
 
 
 def contrast(parts: Tensor, temperature: float = 1 / SCALE) -> Tensor:

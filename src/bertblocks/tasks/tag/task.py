@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.tasks.base import NUM_WORST, Evaluated, FineTuneTask, Scores
+from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.features import Feature, make_batch
 from bertblocks.tasks.settings import TagSettings
 from bertblocks.tasks.tag.examples import TaggedExample, check_tags, find_tags, read_tagged
@@ -130,13 +130,11 @@ class TagTask(FineTuneTask):
             hits, num_real, num_found = counts[chosen].sum(axis=0)
             return 2 * hits / max(num_real + num_found, 1)
 
-        worst = np.argsort(counts[:, 0] * 2 - counts[:, 1] - counts[:, 2])[:NUM_WORST]
-        rows = [[_write(examples[i], gold[i]), _write(examples[i], predicted[i])] for i in worst if real[i] != found[i]]
-        tables = {
-            "Labels": [["label", "precision", "recall", "F1", "examples"], *_by_kind(real, found)],
-            "Worst examples": [["gold", "predicted"], *rows],
-        }
-        return Evaluated(scores, resample, tables)
+        records = [
+            {"text": example.text, "words": example.words, "gold": tags, "predicted": found_tags}
+            for example, tags, found_tags in zip(examples, gold, predicted, strict=True)
+        ]
+        return Evaluated(scores, resample, records)
 
     def _predict(self, predictor: Predictor, examples: Sequence[TaggedExample]) -> list[list[str]]:
         """Predicts the tags of the examples' words; a text without given words is tagged as a user would tag it."""
@@ -159,21 +157,6 @@ def _single_words(tags: Sequence[str]) -> list[Entity]:
     return [Entity(index, index + 1, tag) for index, tag in enumerate(tags)]
 
 
-def _by_kind(real: Sequence[set[Entity]], found: Sequence[set[Entity]]) -> list[list[Any]]:
-    """Computes precision, recall and F1 of each kind of entity, or of each tag."""
-    kinds = sorted({entity.kind for text in (*real, *found) for entity in text})
-    hits, num_real, num_found = (
-        Counter(entity.kind for text in texts for entity in text)
-        for texts in ([a & b for a, b in zip(real, found, strict=True)], real, found)
-    )
-    rows = []
-    for kind in kinds:
-        precision, recall = hits[kind] / max(num_found[kind], 1), hits[kind] / max(num_real[kind], 1)
-        f1 = 2 * hits[kind] / max(num_real[kind] + num_found[kind], 1)
-        rows.append([kind, f"{precision:.3f}", f"{recall:.3f}", f"{f1:.3f}", num_real[kind]])
-    return rows
-
-
 def _words(example: TaggedExample) -> list[str]:
     return [example.text[start:end] for start, end in example.words]
 
@@ -181,7 +164,3 @@ def _words(example: TaggedExample) -> list[str]:
 def _most_common(counts: Counter[str]) -> str:
     """The most common tag; of equally common ones the first in the alphabet."""
     return min(counts, key=lambda tag: (-counts[tag], tag))
-
-
-def _write(example: TaggedExample, tags: Sequence[str]) -> str:
-    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(_words(example), tags, strict=True))
