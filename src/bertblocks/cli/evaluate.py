@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from bertblocks.cli.options import AsJson
-from bertblocks.cli.output import make_console, make_table, print_json, print_table
+from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table
 from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
@@ -43,6 +45,10 @@ def evaluate(
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="A folder for report.html, with the predictions and the scores that it shows."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score models and compare them.
@@ -69,33 +75,56 @@ def evaluate(
             fail("MODEL is missing; give at least one model.")
         if int8 and (task in SUITES or task == "needle"):
             fail(f"--int8 works with tasks on files, not with {task}.")
+        if report is not None:
+            _prepare_report(report)
         if task == "needle":
-            _needle(names, data, settings, as_json)
+            _needle(names, data, settings, as_json, report)
         elif data is None and task != "glue":
             fail(f"--data is missing; {task} needs a {'folder' if task in SUITES else 'file'}.")
         elif task in SUITES:
-            _suite(task, names, data, settings, as_json)
+            _suite(task, names, data, settings, as_json, report)
         elif data is not None:
-            _files(task, names, data, int8, settings, as_json)
+            _files(task, names, data, int8, settings, as_json, report)
     except (OSError, ValueError, TypeError) as error:
         fail(error)
 
 
-def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[str, Any], as_json: bool) -> None:
+def _prepare_report(folder: Path) -> None:
+    """Ends the command before its work if the page could not be written."""
+    from bertblocks.core.requirements import require_packages
+    from bertblocks.evaluation.record import require_record_folder
+
+    require_packages(["vl_convert"], "--report")
+    require_record_folder(folder)
+
+
+def _record(folder: Path, values: dict[str, Any], data: str | None, predictions: Sequence[list[Any]] = ()) -> None:
+    from bertblocks.evaluation.record import record_evaluation
+
+    echo(f"Report: {record_evaluation(folder, values, predictions, data)}", err=True)
+
+
+def _files(
+    task: str,
+    names: list[str],
+    data: str,
+    int8: bool,
+    settings: dict[str, Any],
+    as_json: bool,
+    report: Path | None,
+) -> None:
     from bertblocks.evaluation.evaluate import compare
     from bertblocks.evaluation.evaluate import evaluate as run
 
     done = [run(task, name, data, int8, **settings) for name in names]
     differences = compare(done)
+    scores = [{"model": result.model, "examples": result.examples, "scores": result.scores} for result in done]
+    values: dict[str, Any] = {"metric": done[0].metric, "models": scores}
+    values["differences"] = [asdict(difference) for difference in differences]
+    if report is not None:
+        _record(report, {"task": task, "data": data, **values}, data, [result.predictions for result in done])
     if as_json:
-        scores = [{"model": result.model, "examples": result.examples, "scores": result.scores} for result in done]
-        print_json(
-            {
-                "metric": done[0].metric,
-                "models": scores,
-                "differences": [asdict(difference) for difference in differences],
-            }
-        )
+        print_json(values)
         return
     console = make_console()
     table = make_table(["model", *done[0].scores])
@@ -109,7 +138,7 @@ def _files(task: str, names: list[str], data: str, int8: bool, settings: dict[st
         print_table(console, f"{done[0].metric} against {names[0]}, with 95 % intervals", table)
 
 
-def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
+def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_json: bool, report: Path | None) -> None:
     from bertblocks.evaluation.evaluate import needle
 
     lengths, depths = settings.pop("lengths", [128, 256, 512]), settings.pop("depths", [0, 0.25, 0.5, 0.75, 1])
@@ -117,8 +146,11 @@ def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_jso
     if settings:
         fail(f"{next(iter(settings))!r} is not a setting of needle; its settings are lengths, depths and samples.")
     done = {name: needle(name, lengths, depths, samples, data) for name in names}
+    values = {name: {**asdict(result), "accuracy": result.accuracy.tolist()} for name, result in done.items()}
+    if report is not None:
+        _record(report, {"task": "needle", "needle": values}, data)
     if as_json:
-        print_json({name: {**asdict(result), "accuracy": result.accuracy.tolist()} for name, result in done.items()})
+        print_json(values)
         return
     console = make_console()
     for name, result in done.items():
@@ -128,7 +160,9 @@ def _needle(names: list[str], data: str | None, settings: dict[str, Any], as_jso
         print_table(console, f"{name}: facts found (by chance {result.chance:.2f})", table)
 
 
-def _suite(task: str, names: list[str], data: str | None, settings: dict[str, Any], as_json: bool) -> None:
+def _suite(
+    task: str, names: list[str], data: str | None, settings: dict[str, Any], as_json: bool, report: Path | None
+) -> None:
     from importlib import import_module
 
     from bertblocks.evaluation.suite import SuiteResult, mean_score
@@ -143,9 +177,11 @@ def _suite(task: str, names: list[str], data: str | None, settings: dict[str, An
     for name in names:
         extra = {"output": f"{output}/{name.strip('/').replace('/', '-')}", "progress": True} if finetunes else {}
         done[name] = run(name, **extra, **settings)
+    lists = {name: [asdict(result) for result in results] for name, results in done.items()}
+    models = [{"model": name, "mean": mean_score(done[name]), "tasks": tasks} for name, tasks in lists.items()]
+    if report is not None:
+        _record(report, {"task": task, "suite": title, "models": models}, data)
     if as_json:
-        lists = {name: [asdict(result) for result in results] for name, results in done.items()}
-        models = [{"model": name, "mean": mean_score(done[name]), "tasks": tasks} for name, tasks in lists.items()]
         print_json(lists if task == "glue" else {"models": models})
         return
     console = make_console()

@@ -27,6 +27,8 @@ from bertblocks.cli.plan import plan
 from bertblocks.cli.presets import presets
 from bertblocks.cli.pretrain import pretrain
 from bertblocks.cli.quantize import quantize
+from bertblocks.cli.report import report
+from bertblocks.cli.runs import runs
 from bertblocks.cli.schema import schema
 from bertblocks.cli.tag import tag
 
@@ -40,7 +42,21 @@ app = typer.Typer(
 for command in (embed, classify, tag, answer, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
-for command in (evaluate, pretrain, plan, schema, convert, quantize, merge, families, presets, describe, compare):
+for command in (
+    evaluate,
+    runs,
+    report,
+    pretrain,
+    plan,
+    schema,
+    convert,
+    quantize,
+    merge,
+    families,
+    presets,
+    describe,
+    compare,
+):
     app.command()(command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
