@@ -126,6 +126,40 @@ def test_evaluate_compares_models_with_a_paired_test() -> None:
     assert result.high - result.low < 0.08, "pairing takes out the spread that both models share"
 
 
+def test_evaluate_writes_a_report_of_scores_and_predictions(
+    classifier: Any, language_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertblocks.reports.page.javascript", lambda: "")
+    path, folder = tmp_path / "test.csv", tmp_path / "report"
+    path.write_text("text,label\nthe river,a\nthe house,b\n")
+
+    def run(*arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+        return result.exit_code, result.output + result.stderr
+
+    code, text = run(classifier, classifier, "--task", "classify", "--data", path, "--report", folder)
+    assert code == 0, text
+    record = json.loads((folder / "evaluation.json").read_text())
+    lines = [json.loads(line) for line in (folder / "predictions-2.jsonl").open()]
+    assert [line["gold"] for line in lines] == ["a", "b"]
+    accuracy = sum(line["gold"] == line["predicted"] for line in lines) / 2
+    assert record["models"][1]["scores"]["accuracy"] == accuracy
+    page = (folder / "report.html").read_text()
+    assert f"Predictions of {classifier}" in page
+    assert "2 examples" in page
+    code, text = run(
+        language_model, "--task", "needle", "lengths=[40]", "depths=[0, 1]", "samples=2", "--report", folder
+    )
+    assert code == 0, text
+    assert "depth 1" in (folder / "report.html").read_text()
+    code, text = run(classifier, "--task", "classify", "--data", path, "--report", tmp_path)
+    assert code == 1
+    assert "holds files that are not of an evaluation; choose another folder." in text
+    code, text = run(classifier, "--task", "classify", "--data", path, "--report", path)
+    assert code == 1
+    assert "which is a file; give a folder." in text
+
+
 def test_evaluate_prints_scores_as_text_and_json(classifier: Any, language_model: Any, tmp_path: Path) -> None:
     path = tmp_path / "test.csv"
     path.write_text("text,label\nthe river,a\nthe house,b\n")
