@@ -1,6 +1,6 @@
 """Runs the benchmarks: `python -m benchmarks --quick`, or `--only bert-ragged`, or everything.
 
-Prints tables and writes bench.json and bench.svg to the folder `--output`; `--write-docs` also writes
+Prints tables and writes bench.json, bench.svg and bench.html to the folder `--output`; `--write-docs` also writes
 docs/performance.md. Fails if outputs differ from the reference.
 """
 
@@ -24,11 +24,11 @@ from rich.console import Console
 
 from benchmarks import accuracy, catalogue, memory, profile, workload
 from benchmarks.inputs import data_folder
-from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.measure import can_measure_memory
-from benchmarks.picture import draw
+from benchmarks.picture import draw, write_bench_page
 from benchmarks.report import study_sheets, workload_sheet
 from benchmarks.workload import Settings
+from bertblocks.core.environment import PACKAGES, describe_machine, describe_versions
 from bertblocks.core.registry import nearest
 from bertblocks.nn.ops.cpu import flushed_denormals
 
@@ -51,6 +51,9 @@ GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogu
 #: What the quick mode runs: some of each kind, with 2 layers.
 QUICK = ("bert-ragged", "masked-lm-bert-ragged", "sentences", "mixed-???", "sweep-bert-8x[138]*")
 QUICK_LAYERS, QUICK_TEXTS = 2, 100
+
+#: Libraries that are compared.
+PEERS = ("sentence-transformers", "onnxruntime", "onnx", "openvino", "nncf")
 
 console = Console(width=160)
 
@@ -158,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     file, command = options.output / "bench.json", shown_command(options)
     run = continued_run(file, command) if options.resume else empty_run(command)
-    run |= {"machine": describe_machine() | {"threads": options.threads}, "versions": describe_versions()}
+    run |= {"machine": describe_machine() | {"threads": options.threads}}
+    run |= {"versions": describe_versions((*PACKAGES, *PEERS))}
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(
             options.rounds or (3 if options.quick else 7),
@@ -185,11 +189,12 @@ def shown_command(options: argparse.Namespace) -> str:
 
 
 def finish(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """Prints the tables over several workloads, and writes the chart and the page."""
+    """Prints the tables over several workloads, and writes the charts and the pages."""
     for sheet in study_sheets(run):
         console.print(sheet.to_rich())
     (options.output / "bench.svg").write_text(draw(run), encoding="utf-8")
-    console.print(f"Wrote bench.json and bench.svg to {options.output}; {run['minutes']:.1f} minutes in all.")
+    write_bench_page(run, options.output / "bench.html")
+    console.print(f"Wrote bench.json, .svg and .html to {options.output}; {run['minutes']:.1f} minutes in all.")
     if options.write_docs:
         for suffix in ("json", "svg"):
             shutil.copyfile(options.output / f"bench.{suffix}", ROOT / "docs" / f"performance.{suffix}")

@@ -1,44 +1,62 @@
-"""A run as one SVG: the speeds in every workload, and how cost grows with length."""
+"""A run as charts: the speeds in every workload, and how cost grows with length, as an SVG and as a page."""
 
 from __future__ import annotations
 
-import math
-import re
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import by_model
-from bertblocks.reports.charts import Series, bar_chart, line_chart
-
-WIDTH, GAP = 860, 16
+from benchmarks.report import Sheet, by_model, study_sheets, workload_sheet
+from bertblocks.reports.charts import Chart, Series, bar_chart, line_chart, to_svg
+from bertblocks.reports.page import Html, figures, join, paragraph, section, table, write_page
+from bertblocks.reports.reproduce import reproduce
 
 
 def draw(run: dict[str, Any]) -> str:
-    """Charts below each other, without workloads that were not run."""
-    charts = [speed_chart(result) for result in run["rows"].values()]
-    charts += [growth_chart(kind, results) for kind, results in by_model(run["stacks"]).items()]
-    return stack_charts(charts)
+    """All charts below each other, without workloads that were not run."""
+    return to_svg([*map(speed_chart, run["rows"].values()), *growth_charts(run)])
 
 
-def speed_chart(result: dict[str, Any]) -> str:
+def speed_chart(result: dict[str, Any]) -> Chart:
     speeds = {name: found["speed"]["median"] for name, found in result["contenders"].items() if "speed" in found}
-    series = [Series("speed", range(len(speeds)), list(speeds.values()))]
-    return bar_chart(f"{result['title']}: times as fast as {result['baseline']}", list(speeds), series, WIDTH)
+    return bar_chart(result["title"], speeds, f"times as fast as {result['baseline']}")
 
 
-def growth_chart(kind: str, results: list[dict[str, Any]]) -> str:
-    lengths = [math.log2(result["facts"]["tokens"]) for result in results]
+def growth_charts(run: dict[str, Any]) -> list[Chart]:
+    return [growth_chart(kind, results) for kind, results in by_model(run["stacks"]).items()]
+
+
+def growth_chart(kind: str, results: list[dict[str, Any]]) -> Chart:
+    lengths = [result["facts"]["tokens"] for result in results]
     names = [name for name, found in results[0]["contenders"].items() if "seconds" in found]
     series = [
         Series(name, lengths, [result["contenders"][name]["seconds"]["median"] * 1e3 for result in results])
         for name in names
     ]
-    return line_chart(f"{kind} stack: ms", series, "tokens, as a power of 2", log_y=True, width=WIDTH)
+    return line_chart(f"{kind} stack: ms by tokens", series, "tokens", "ms", is_log=True)
 
 
-def stack_charts(charts: list[str]) -> str:
-    """Several pictures as one, below each other."""
-    placed, top = [], 0
-    for chart in charts:
-        placed.append(chart.replace("<svg ", f'<svg y="{top}" ', 1))
-        top += int(re.search(r'height="(\d+)"', chart)[1]) + GAP  # type: ignore[index]
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top}">' + "".join(placed) + "</svg>\n"
+def write_bench_page(run: dict[str, Any], path: Path) -> None:
+    """Writes a page with all charts and tables of a run."""
+    goals = [line for sheet in study_sheets(run) if sheet.title == "Goals" for line in sheet.lines]
+    met = sum(line[-1] == "yes" for line in goals)
+    machine = run["machine"]
+    sentence = f"{len(run['rows'])} workloads on {machine['processor']}, {machine['threads']} threads"
+    sentence += f" · {met} of {len(goals)} goals met" if goals else ""
+    workloads = [
+        section(result["title"], figures([speed_chart(result)], is_wide=True), _table(workload_sheet(result)))
+        for result in run["rows"].values()
+    ]
+    body = join(
+        Html("<h1>Benchmarks</h1>"),
+        paragraph(f"{sentence} · {run['minutes']:g} minutes", "verdict"),
+        section("Goals", *(_table(sheet) for sheet in study_sheets(run) if sheet.title == "Goals")),
+        *workloads,
+        section("Growth with length", figures(growth_charts(run), has_hint=True)),
+        *(section(sheet.title, _table(sheet)) for sheet in study_sheets(run) if sheet.title != "Goals"),
+        section("Reproduce", *reproduce(run)),
+    )
+    write_page(path, "Benchmarks", body)
+
+
+def _table(sheet: Sheet) -> Html:
+    return table(sheet.columns, sheet.lines)

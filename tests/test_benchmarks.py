@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ from benchmarks.measure import (
     peak_bytes,
     ratios,
 )
-from benchmarks.picture import draw
-from benchmarks.report import goals_sheet, growth_sheets, workload_sheet
+from benchmarks.picture import draw, write_bench_page
+from benchmarks.report import by_model, goals_sheet, growth_sheets, workload_sheet
 from benchmarks.workload import Contender, Goal, Settings, Unavailable, Workload, agreement, run
 
 SETTINGS = Settings(rounds=3, seconds=1.0, threads=1, layers=1, scratch=Path())
@@ -207,7 +208,20 @@ def test_a_tiny_run_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sheet.lines[1][-2:] == [f"{exponent:.2f}"] * 2
     picture = (tmp_path / "bench.svg").read_text(encoding="utf-8")
     assert picture == draw(results)
-    assert picture.count("<polyline") == 2
+    assert picture.count('aria-roledescription="line mark"') == 2
+    assert "mixed stack: ms by tokens" in (tmp_path / "bench.html").read_text(encoding="utf-8")
+
+
+def test_a_run_becomes_a_page_with_every_table_and_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertblocks.reports.page.javascript", lambda: "")
+    run = json.loads((command.ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+    write_bench_page(run, tmp_path / "bench.html")
+    page = (tmp_path / "bench.html").read_text(encoding="utf-8")
+    for result in run["rows"].values():
+        assert escape(result["title"]) in page
+    assert page.count("<figure>") == len(run["rows"]) + len(by_model(run["stacks"]))
+    assert run["command"].split()[0] in page
+    assert "goals met" in page
 
 
 def test_an_interrupted_benchmark_keeps_its_results_and_resumes(
