@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -14,9 +15,9 @@ from huggingface_hub.utils import validate_repo_id
 from bertblocks.reports.model_card import CARD
 
 
-def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelCard:
+def check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Loads the card with huggingface_hub, and runs its code in the folder."""
-    card = ModelCard.load(folder / CARD)
+    card: Any = ModelCard.load(folder / CARD)
     data = card.data
     assert "bertblocks" in data.tags
     assert data.license

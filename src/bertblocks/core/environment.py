@@ -61,7 +61,9 @@ def hash_files(sources: Iterable[str | Path | None]) -> dict[str, str]:
         {}
     """
     found = {}
-    for source in filter(None, sources):
+    for source in sources:
+        if source is None:
+            continue
         paths = [Path(source)] if Path(source).exists() else [Path(name) for name in sorted(glob.glob(str(source)))]
         files = [file for path in paths for file in (list_files(path) if path.is_dir() else [path])]
         if len(files) == 1:

@@ -88,7 +88,7 @@ def line_chart(
         >>> len(chart.spec["data"]["values"]), chart.controls
         (3, ('log', 'smooth'))
     """
-    values = [
+    values: list[Spec] = [
         {"x": x, "y": y, "series": line.name, "dense": line.is_dense, "dot": len(line.xs) <= DOTTED_POINTS}
         for line in series
         for x, y in _thin(_finite(line))
@@ -104,7 +104,7 @@ def line_chart(
         y_scale["domain"] = [levels[0] - (abs(levels[0]) or 1) / 20, levels[0] + (abs(levels[0]) or 1) / 20]
     y = {"field": "shown", "type": "quantitative", "title": y_title or None, "scale": y_scale, "axis": y_axis}
     names = [line.name for line in series]
-    colour = {"field": "series", "type": "nominal", "sort": names, "legend": None if len(names) < 2 else {}}
+    colour: Spec = {"field": "series", "type": "nominal", "sort": names, "legend": None if len(names) < 2 else {}}
     colour["scale"] = {"domain": names}
     opacity = {"condition": {"param": "toggled", "value": 1}, "value": 0.08}
     tooltip = [
@@ -232,7 +232,7 @@ def matrix_chart(title: str, labels: Sequence[str], counts: Sequence[Sequence[in
         raise ValueError(f"A confusion matrix of {len(labels)} labels needs {len(labels)} x {len(labels)} counts.")
     mistakes = [sum(row) + sum(line[i] for line in counts) - 2 * row[i] for i, row in enumerate(counts)]
     order = [labels[i] for i in sorted(range(len(labels)), key=lambda i: -mistakes[i])]
-    values = [
+    values: list[Spec] = [
         {"gold": labels[i], "predicted": labels[j], "count": count, "share": count / max(sum(row), 1), "right": i == j}
         for i, row in enumerate(counts)
         for j, count in enumerate(row)
@@ -295,11 +295,14 @@ def scatter_chart(
         >>> scatter_chart("Calibration", [{"confidence": 0.9, "accuracy": 0.8}], "confidence", "accuracy").title
         'Calibration'
     """
-    position = {
+    position: dict[str, Spec] = {
         "x": {"field": _escape_field(x), "type": "quantitative", "title": x, "scale": {"zero": False, "padding": 14}},
         "y": {"field": _escape_field(y), "type": "quantitative", "title": y, "scale": {"zero": False, "padding": 14}},
     }
     encoding: Spec = dict(position)
+    if diagonal:
+        for side in position.values():
+            side["axis"] = {"values": [0, 0.2, 0.4, 0.6, 0.8, 1]}
     if size:
         encoding["size"] = {"field": _escape_field(size), "type": "quantitative", "legend": None}
         encoding["size"]["scale"] = {"range": [40, 500]}

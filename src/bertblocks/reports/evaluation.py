@@ -22,34 +22,33 @@ def evaluation_page(run: Run) -> Html:
 def _files(run: Run) -> list[Html]:
     values, metric = run.results, run.results["metric"]
     models = values["models"]
-    scores = {model["model"]: model["scores"] for model in models}
     keys = list(models[0]["scores"])
-    rows = [(name, *(found.get(key, "") for key in keys)) for name, found in scores.items()]
+    rows = [(model["model"], *(model["scores"].get(key, "") for key in keys)) for model in models]
     differences = [
         (other["model"], other["difference"], other["low"], other["high"]) for other in values["differences"]
     ]
-    best = max(scores, key=lambda name: scores[name][metric] * (-1 if "perplexity" in metric else 1))
+    sign = -1 if "perplexity" in metric else 1
+    best = max(models, key=lambda model: sign * model["scores"][metric])
     sentence = (
         f"{values['task']} on {values['data']}, {models[0]['examples']:,} examples · "
-        f"{'' if len(models) == 1 else 'best: '}{best}, {metric} {write_value(scores[best][metric])} · "
+        f"{'' if len(models) == 1 else 'best: '}{best['model']}, {metric} {write_value(best['scores'][metric])} · "
         f"{str(run.facts.get('started', ''))[:10]}"
     )
+    bars = {f"{number}: {model['model']}": model["scores"][metric] for number, model in enumerate(models, start=1)}
+    chart = [bar_chart(metric.replace("_", " "), bars, metric)] if len(models) > 1 else []
     parts = [
         paragraph(sentence, "verdict"),
-        section("Scores", table(["model", *keys], rows), figures([_bars(metric, scores)] if len(models) > 1 else [])),
+        section("Scores", table(["model", *keys], rows), figures(chart)),
         section(
             f"Difference in {metric} from {models[0]['model']}, with 95% intervals",
             table(["model", "difference", "from", "to"], differences),
         ),
     ]
-    for number, name in enumerate(scores):
+    for number, model in enumerate(models):
         found = prediction_sections(read_json_lines(run.folder / prediction_file(number)))
-        parts.append(found if len(scores) == 1 else section(f"Predictions of {name}", found, is_folded=True))
+        title = f"Predictions of {model['model']}"
+        parts.append(found if len(models) == 1 else section(title, found, is_folded=True))
     return parts
-
-
-def _bars(metric: str, scores: dict[str, Any]) -> Any:
-    return bar_chart(metric.replace("_", " "), {name: found[metric] for name, found in scores.items()}, metric)
 
 
 def prediction_file(number: int) -> str:

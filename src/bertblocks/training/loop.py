@@ -333,7 +333,8 @@ class Trainer:
         if not self.evaluation:
             return False
         self._write({"step": self.state.step, **self.evaluation})
-        self.progress.show_evaluation(self.state.step, self.evaluation, self.selection and self.selection.metric)
+        metric = None if self.selection is None else self.selection.metric
+        self.progress.show_evaluation(self.state.step, self.evaluation, metric)
         if self.selection is not None:
             self._select(self.evaluation[self.selection.metric], self.selection)
         return self._should_stop_early()
