@@ -74,7 +74,13 @@ def test_files_that_are_neither_weights_nor_code_are_copied(tmp_path: Path) -> N
     done = convert(tmp_path / "theirs.ckpt", tmp_path / "ours")
     assert done.carried == ["1_Pooling/config.json", "special_tokens_map.json"]
     names = {str(path.relative_to(tmp_path / "ours")) for path in (tmp_path / "ours").rglob("*") if path.is_file()}
-    assert names == {"config.json", "model.safetensors", "special_tokens_map.json", "1_Pooling/config.json"}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "1_Pooling/config.json",
+        "README.md",
+    }
 
 
 def test_sharded_checkpoints_are_read_and_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bertblocks.core.storage import lock_folder
 from bertblocks.reports import charts
 from bertblocks.reports.page import Html, embed_json, section, table, write_page
-from bertblocks.reports.predictions import label_scores
+from bertblocks.reports.prediction_parts import label_scores
 from bertblocks.reports.report import REFRESH_SECONDS, write_report, write_report_if_possible
 from bertblocks.reports.runs import differing_settings, find_runs, read_run
 from tests.helpers import expect_log

@@ -82,6 +82,7 @@ def test_every_task_learns_an_easy_problem(
     assert "://" not in re.sub(r"<script type=.module.>.*?</script>", "", report, flags=re.DOTALL)
     records = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     assert len(records) == (18 if task == "answer" else 24)  # questions about the same passage stay together
+    assert done.confidence is not None
     low, high = done.confidence
     assert low <= done.scores[done.metric] <= high
     card = check(tmp_path / "out", monkeypatch)

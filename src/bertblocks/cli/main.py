@@ -42,21 +42,9 @@ app = typer.Typer(
 for command in (embed, classify, tag, answer, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
-for command in (
-    evaluate,
-    runs,
-    report,
-    pretrain,
-    plan,
-    schema,
-    convert,
-    quantize,
-    merge,
-    families,
-    presets,
-    describe,
-    compare,
-):
+for command in (evaluate, runs, report):
+    app.command()(command)
+for command in (pretrain, plan, schema, convert, quantize, merge, families, presets, describe, compare):
     app.command()(command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bertblocks.reports.charts import Chart, Series, line_chart
 from bertblocks.reports.runs import STEP_KEYS, Run
@@ -38,7 +39,7 @@ def learning_curve(runs: Sequence[Run]) -> list[Chart]:
         marks["unigram"] = runs[0].results["metrics"]["unigram_loss"]
     chart = line_chart(f"{name.capitalize()} from step 0", [line], marks=marks, best=best)
     note = "The diamond marks the best checkpoint" + ("; dashed lines are baselines." if marks else ".")
-    return [Chart(chart.title, chart.spec, chart.controls, note if best else "")]
+    return [replace(chart, note=note if best else "")]
 
 
 def loss_curve(runs: Sequence[Run]) -> list[Chart]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertblocks.reports.curves import learning_curve, loss_curve, score_curves, step_curves
-from bertblocks.reports.page import Html, figures, join, paragraph, section, table, tiles, write_seconds, write_value
+from bertblocks.reports.page import Html, figures, join, paragraph, section, table, tiles
 from bertblocks.reports.predictions import prediction_sections
 from bertblocks.reports.reproduce import reproduce_section
 from bertblocks.reports.runs import Run
+from bertblocks.reports.verdict import write_verdict
 
 
 def finetuning_page(run: Run) -> Html:
@@ -32,26 +33,11 @@ def finetuning_page(run: Run) -> Html:
 
 
 def verdict(run: Run) -> str:
-    """One sentence: task, model, data, the best score against the start and the baselines, duration and date."""
+    """One sentence about task, model, data and score."""
     model, train = (Path(str(run.settings.get(key, ""))).name for key in ("model", "train"))
-    parts = [f"{run.task} with {model} on {train}"]
-    if run.score is not None:
-        interval = run.interval
-        written = f" (95% {write_value(interval[0])} to {write_value(interval[1])})" if interval else ""
-        others = {name: scores.get(run.metric) for name, scores in run.results.get("baselines", {}).items()}
-        start = next((line[run.metric] for line in run.evaluations if line["step"] == 0 and run.metric in line), None)
-        if start is not None and "untouched" not in others:
-            others = {"start": start, **others}
-        compared = ", ".join(f"{name} {write_value(value)}" for name, value in others.items() if value is not None)
-        best = "" if run.state == "finished" else "best so far: "
-        parts.append(
-            f"{best}{run.metric} {write_value(run.score)}{written}" + (f" against {compared}" if others else "")
-        )
-    parts.append(run.state)
-    if run.seconds is not None:
-        parts.append(f"{write_seconds(run.seconds)} in steps")
-    parts.append(str(run.facts.get("started", ""))[:10])
-    return " · ".join(part for part in parts if part)
+    baselines = run.results.get("baselines", {})
+    found = {name: scores[run.metric] for name, scores in baselines.items() if run.metric in scores}
+    return write_verdict(run, f"{run.task} with {model} on {train}", found)
 
 
 def _numbers(run: Run) -> dict[str, object]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from bertblocks.reports.charts import Chart, bar_chart
 from bertblocks.reports.curves import learning_curve, loss_curve, score_curves, step_curves
-from bertblocks.reports.page import Html, figures, join, paragraph, section, table, tiles, write_seconds, write_value
+from bertblocks.reports.page import Html, figures, join, paragraph, section, table, tiles
 from bertblocks.reports.reproduce import reproduce_section
 from bertblocks.reports.runs import Run
+from bertblocks.reports.verdict import write_verdict
 
 
 def pretraining_page(run: Run) -> Html:
@@ -40,21 +41,12 @@ def pretraining_page(run: Run) -> Html:
 
 
 def verdict(run: Run) -> str:
-    """One sentence: what was trained, how well it predicts held-out texts, duration and date."""
+    """One sentence about the model and how well it predicts held-out texts."""
     metrics = run.results.get("metrics", {})
-    parts = [f"pretraining of {run.name}"]
-    if run.score is not None:
-        start = next((line[run.metric] for line in run.evaluations if line["step"] == 0 and run.metric in line), None)
-        others = {"start": start, "unigram": metrics.get("unigram_loss")}
-        compared = ", ".join(f"{name} {write_value(value)}" for name, value in others.items() if value is not None)
-        accuracy = metrics.get("held_out_accuracy")
-        written = f"held-out loss {write_value(run.score)}" + (f" against {compared}" if compared else "")
-        parts.append(written + (f", accuracy {accuracy:.1%}" if accuracy is not None else ""))
-    parts.append(run.state)
-    if run.seconds is not None:
-        parts.append(f"{write_seconds(run.seconds)} in steps")
-    parts.append(str(run.facts.get("started", ""))[:10])
-    return " · ".join(part for part in parts if part)
+    baselines = {"unigram": metrics["unigram_loss"]} if "unigram_loss" in metrics else {}
+    accuracy = metrics.get("held_out_accuracy")
+    note = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+    return write_verdict(run, f"pretraining of {run.name}", baselines, note)
 
 
 def _numbers(run: Run) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 from bertblocks.core.log import logger
@@ -43,8 +45,6 @@ def write_report_if_possible(run: Run) -> None:
 
 def _named_apart(runs: Sequence[Run]) -> list[Run]:
     """Runs whose names differ: those with the same name get their folder too."""
-    from dataclasses import replace
-
     names = [run.name for run in runs]
     return [
         replace(run, facts={**run.facts, "name": str(run.folder)}) if names.count(run.name) > 1 else run for run in runs
@@ -52,6 +52,4 @@ def _named_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def _heading(title: str) -> Html:
-    from html import escape
-
     return Html(f'<h1 dir="auto">{escape(title)}</h1>')

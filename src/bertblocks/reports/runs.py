@@ -13,6 +13,7 @@ from bertblocks.core.environment import describe_command, describe_machine, desc
 from bertblocks.core.messages import InputError
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.core.storage import is_locked, read_json, read_json_lines, write_json
+from bertblocks.reports.page import flatten
 
 #: What a run records about itself: how it was started, on which machine, and from which data.
 FACTS, METRICS, PREDICTIONS = "run.json", "metrics.jsonl", "predictions.jsonl"
@@ -79,6 +80,11 @@ class Run:
             return scores[self.metric]
         found = [line[self.metric] for line in self.evaluations if self.metric in line]
         return None if not found else min(found) if self.lower_is_better else max(found)
+
+    @property
+    def start_score(self) -> float | None:
+        """The score of the untrained model."""
+        return next((line[self.metric] for line in self.evaluations if line["step"] == 0 and self.metric in line), None)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -169,8 +175,6 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
     Files and folders of a run differ by nature, so they do not count.
     """
-    from bertblocks.reports.page import flatten
-
     values = []
     for run in runs:
         chosen = {key: run.results.get("chosen", {}).get(key) for key, value in run.settings.items() if value is None}
