@@ -76,7 +76,9 @@ def test_metadata_name_the_base_model_of_a_hub_id(tmp_path: Path) -> None:
     cached = tmp_path / "models--org--base" / "snapshots" / "0123"
     cached.mkdir(parents=True)
     (cached / CARD).write_text("---\nlicense: apache-2.0\nbase_model: other/older\n---\n")
-    write_card(folder, Card("n", "s", [cached], "finetune", ["glue"], ["glue"], {"accuracy": 0.5}, "glue"))
+    write_card(
+        folder, Card("n", "s", [cached], "finetune", ["glue"], ["glue", str(tmp_path)], {"accuracy": 0.5}, "glue")
+    )
     data = ModelCard.load(folder / CARD).data
     assert (data.base_model, data.base_model_relation, data.license) == (["org/base"], "finetune", "apache-2.0")
     assert (data.datasets, data.pipeline_tag) == (["glue"], "text-classification")

@@ -106,7 +106,17 @@ def test_the_learning_curve_begins_at_step_0_and_marks_the_best_checkpoint(tmp_p
     titles = " ".join(chart.get("description", "") for chart in page.charts)
     for name in ("Learning rate", "Gradient norm", "Tokens per second", "Share of slots", "Peak memory"):
         assert name in titles
-    assert "epoch" not in titles
+    assert "epoch" not in titles.lower()
+
+
+def test_other_values_of_steps_have_charts_too(tmp_path: Path) -> None:
+    folder = write_pretraining(tmp_path / "demo")
+    line = {"step": 201, "tokens": 9, "learning_rate": 0.1, "loss": 1.0, "router_entropy": 0.5, "phase": "second"}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    page = page_of(folder)
+    assert [row["y"] for row in page.values("Router entropy")] == [0.5]
+    assert "Phase" not in " ".join(chart.get("description", "") for chart in page.charts)
 
 
 def test_label_scores_are_those_of_scikit_learn() -> None:

@@ -80,9 +80,12 @@ def score_curves(runs: Sequence[Run]) -> list[Chart]:
 
 
 def step_curves(runs: Sequence[Run]) -> list[Chart]:
-    """Learning rate, gradient norm, speed, packing and memory."""
+    """Learning rate, gradient norm, speed, packing, memory, and whatever else the steps recorded."""
+    known = {*STEP_CHARTS, *STEP_KEYS}
+    keys = dict.fromkeys(key for run in runs for line in run.steps for key in line if not key.startswith("loss"))
+    others = {key: (key.replace("_", " ").capitalize(), "") for key in keys if key not in known}
     charts = []
-    for key, (title, form) in STEP_CHARTS.items():
+    for key, (title, form) in {**STEP_CHARTS, **others}.items():
         series = [_series(run.steps, key, run.name, is_dense=True) for run in runs]
         series = [line for line in series if line.xs]
         if series:

@@ -156,8 +156,9 @@ def _front_matter(folder: Path, card: Card) -> str:
         "pipeline_tag": task,
         "tags": list(dict.fromkeys(map(str, tags))),
     }
-    if card.datasets:
-        values["datasets"] = list(card.datasets)
+    datasets = [name for name in card.datasets if _HUB_ID.fullmatch(name) and not Path(name).exists()]
+    if datasets:
+        values["datasets"] = datasets
     data = ModelCardData(
         **values,
         model_name=card.name,
