@@ -20,7 +20,7 @@ function patched(original, width, isLog, smoothing) {
     spec.layer.push(raw);
   }
   if (width < 560 && spec.width === "container") {
-    spec.config = { axis: { labelLimit: 110 } };
+    spec.config = { axis: { labelLimit: 160 } };
   }
   return spec;
 }
