@@ -32,13 +32,25 @@ def clusters(classes: int, count: int = 90, size: int = 6) -> tuple[np.ndarray, 
     return rng.normal(size=(classes, size))[targets] * 2 + rng.normal(size=(count, size)), targets
 
 
+def standardize(x: np.ndarray) -> np.ndarray:
+    centered = x - x.mean(axis=0)
+    return centered / centered.std()
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_probe_predicts_as_logistic_regression_does(classes: int) -> None:
     x, y = clusters(classes)
     probe = fit_probe(x, y, Labels(SINGLE, list("abc")[:classes]), strength=0.1)
-    theirs = LogisticRegression(C=0.1, max_iter=1000).fit(x / x.std(), y)
+    theirs = LogisticRegression(C=0.1, max_iter=1000).fit(standardize(x), y)
     logits = torch.from_numpy(probe.logits(x))
-    np.testing.assert_allclose(logits.softmax(1), theirs.predict_proba(x / x.std()), atol=1e-8)
+    np.testing.assert_allclose(logits.softmax(1), theirs.predict_proba(standardize(x)), atol=1e-8)
+
+
+def test_a_mean_that_all_vectors_share_changes_nothing() -> None:
+    x, y = clusters(3)
+    labels = Labels(SINGLE, list("abc"))
+    probe, shifted = (fit_probe(vectors, y, labels, strength=0.1).logits(vectors) for vectors in (x, x + 100.0))
+    np.testing.assert_allclose(shifted, probe, atol=1e-8)
 
 
 def test_a_label_without_examples_is_never_predicted() -> None:
@@ -51,12 +63,12 @@ def test_other_problems_have_probes_too() -> None:
     x, y = clusters(3)
     numbers = x @ np.arange(6.0) + 3
     probe = fit_probe(x, numbers, Labels("regression", []))
-    strengths = [Ridge(1 / strength).fit(x / x.std(), numbers).predict(x / x.std()) for strength in STRENGTHS]
+    strengths = [Ridge(1 / strength).fit(standardize(x), numbers).predict(standardize(x)) for strength in STRENGTHS]
     assert min(np.abs(probe.logits(x)[:, 0] - found).max() for found in strengths) < 1e-8
     both = np.stack([y == 0, np.zeros(len(y))], axis=1)
     logits = fit_probe(x, both, Labels("multi_label_classification", ["first", "never"])).logits(x)
-    theirs = LogisticRegression(C=1.0, max_iter=1000).fit(x / x.std(), y == 0)
-    np.testing.assert_allclose(logits[:, 0], theirs.decision_function(x / x.std()), atol=1e-8)
+    theirs = LogisticRegression(C=1.0, max_iter=1000).fit(standardize(x), y == 0)
+    np.testing.assert_allclose(logits[:, 0], theirs.decision_function(standardize(x)), atol=1e-8)
     assert (logits[:, 1] < 0).all()
 
 

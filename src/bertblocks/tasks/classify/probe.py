@@ -28,6 +28,9 @@ MAX_EXAMPLES, MAX_CHOSEN_ON = 10_000, 2_000
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)
 #: The logit of a label that training examples always have, or its negative for one that they never have.
 CERTAIN = 5.0
+#: Steps of a fit, and of those that choose the regularization. With many labels a fit takes minutes to converge, and the
+#: last steps hardly change which labels win.
+MAX_STEPS, CHOICE_STEPS = 200, 50
 _FOLDS = 3
 _BATCH = 32
 
@@ -49,21 +52,26 @@ def fit_probe(
     vectors: np.ndarray, targets: np.ndarray, labels: Labels, is_balanced: bool = False, strength: float | None = None
 ) -> LinearProbe:
     """Fits a probe. `targets` are class indices, numbers, or a 0 or 1 for each label; `strength` is chosen if None."""
-    scale = 1 / max(float(vectors.std()), 1e-12)
-    x, weighting = vectors.astype(np.float64) * scale, "balanced" if is_balanced else None
+    # vectors of many encoders have a large mean in common, which slows the fit down; the bias makes up for it
+    center = vectors.mean(axis=0, dtype=np.float64)
+    x, weighting = vectors - center, "balanced" if is_balanced else None
+    scale = 1 / max(float(x.std()), 1e-12)
+    x *= scale
     if labels.problem == "regression":
         from sklearn.linear_model import RidgeCV
 
         model = RidgeCV(alphas=[1 / strength for strength in STRENGTHS]).fit(x, targets)
-        return LinearProbe(np.atleast_2d(model.coef_) * scale, np.atleast_1d(model.intercept_))
-    if labels.problem == "multi_label_classification":
+        weight, bias = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+    elif labels.problem == "multi_label_classification":
         columns = [_fit_classes(x, column.astype(int), 2, weighting, 1.0) for column in targets.T]
         # the logit of yes against no
-        weight = np.stack([column.weight[1] - column.weight[0] for column in columns])
-        return LinearProbe(weight * scale, np.array([column.bias[1] - column.bias[0] for column in columns]))
-    strength = strength or choose_strength(x, targets, weighting)
-    probe = _fit_classes(x, targets, labels.size, weighting, strength)
-    return LinearProbe(probe.weight * scale, probe.bias, strength)
+        weight = np.stack([weight[1] - weight[0] for weight, _ in columns])
+        bias = np.array([bias[1] - bias[0] for _, bias in columns])
+    else:
+        strength = strength or choose_strength(x, targets, weighting)
+        weight, bias = _fit_classes(x, targets, labels.size, weighting, strength)
+    weight = weight * scale
+    return LinearProbe(weight, bias - weight @ center, strength or 1.0)
 
 
 def choose_strength(x: np.ndarray, targets: np.ndarray, weighting: str | None = None) -> float:
@@ -76,26 +84,36 @@ def choose_strength(x: np.ndarray, targets: np.ndarray, weighting: str | None = 
         return 1.0
     scoring = "accuracy" if weighting is None else "balanced_accuracy"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about labels with fewer examples than folds
+        warnings.simplefilter("ignore")  # about labels with fewer examples than folds, and fits that could go on
         scores = [
-            cross_val_score(_regression(strength, weighting), x, targets, cv=StratifiedKFold(_FOLDS), scoring=scoring)
+            cross_val_score(
+                _regression(strength, weighting, CHOICE_STEPS),
+                x,
+                targets,
+                cv=StratifiedKFold(_FOLDS),
+                scoring=scoring,
+            )
             for strength in STRENGTHS
         ]
     return STRENGTHS[int(np.argmax([np.nanmean(score) for score in scores]))]
 
 
-def _regression(strength: float, weighting: str | None) -> Any:
+def _regression(strength: float, weighting: str | None, steps: int = MAX_STEPS) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=strength, max_iter=1000, class_weight=weighting)
+    return LogisticRegression(C=strength, max_iter=steps, class_weight=weighting)
 
 
-def _fit_classes(x: np.ndarray, targets: np.ndarray, size: int, weighting: str | None, strength: float) -> LinearProbe:
-    """One logit for each of `size` classes; a class without examples gets a low one."""
+def _fit_classes(
+    x: np.ndarray, targets: np.ndarray, size: int, weighting: str | None, strength: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and bias with one logit for each of `size` classes; a class without examples gets a low one."""
     present = np.unique(targets)
     weight, bias = np.zeros((size, x.shape[1])), np.zeros(size)
     if len(present) > 1:
-        model = _regression(strength, weighting).fit(x, targets)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a fit that could go on
+            model = _regression(strength, weighting).fit(x, targets)
         if len(present) == 2:  # one logit for two classes
             weight[present] = np.stack((-model.coef_[0] / 2, model.coef_[0] / 2))
             bias[present] = np.array([-model.intercept_[0] / 2, model.intercept_[0] / 2])
@@ -103,7 +121,7 @@ def _fit_classes(x: np.ndarray, targets: np.ndarray, size: int, weighting: str |
             weight[present], bias[present] = model.coef_, model.intercept_
     absent = np.setdiff1d(np.arange(size), present)
     bias[absent] = bias[present].min() - CERTAIN
-    return LinearProbe(weight, bias)
+    return weight, bias
 
 
 @contextlib.contextmanager
