@@ -57,21 +57,29 @@ def fit_probe(
     x, weighting = vectors - center, "balanced" if is_balanced else None
     scale = 1 / max(float(x.std()), 1e-12)
     x *= scale
-    if labels.problem == "regression":
-        from sklearn.linear_model import RidgeCV
+    with _one_thread():
+        if labels.problem == "regression":
+            from sklearn.linear_model import RidgeCV
 
-        model = RidgeCV(alphas=[1 / strength for strength in STRENGTHS]).fit(x, targets)
-        weight, bias = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
-    elif labels.problem == "multi_label_classification":
-        columns = [_fit_classes(x, column.astype(int), 2, weighting, 1.0) for column in targets.T]
-        # the logit of yes against no
-        weight = np.stack([weight[1] - weight[0] for weight, _ in columns])
-        bias = np.array([bias[1] - bias[0] for _, bias in columns])
-    else:
-        strength = strength or choose_strength(x, targets, weighting)
-        weight, bias = _fit_classes(x, targets, labels.size, weighting, strength)
+            model = RidgeCV(alphas=[1 / strength for strength in STRENGTHS]).fit(x, targets)
+            weight, bias = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+        elif labels.problem == "multi_label_classification":
+            columns = [_fit_classes(x, column.astype(int), 2, weighting, 1.0) for column in targets.T]
+            # the logit of yes against no
+            weight = np.stack([weight[1] - weight[0] for weight, _ in columns])
+            bias = np.array([bias[1] - bias[0] for _, bias in columns])
+        else:
+            strength = strength or choose_strength(x, targets, weighting)
+            weight, bias = _fit_classes(x, targets, labels.size, weighting, strength)
     weight = weight * scale
     return LinearProbe(weight, bias - weight @ center, strength or 1.0)
+
+
+def _one_thread() -> contextlib.AbstractContextManager[Any]:
+    """The many small products of a fit are several times slower on the threads of BLAS, next to those of torch."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="blas")
 
 
 def choose_strength(x: np.ndarray, targets: np.ndarray, weighting: str | None = None) -> float:
