@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,16 +40,16 @@ def pretrain(folder: Path, seed: int, minutes: float) -> None:
     """Pretrains with both objectives at once and waits for both."""
     threads = max(1, (os.cpu_count() or 1) // len(OBJECTIVES))
     schedule = f"{{kind: wsd, warmup: 5%, decay: 30%, shape: sqrt, budget: {minutes:g} minutes}}"
-    processes = []
+    processes: list[tuple[list[str], subprocess.Popen[bytes]]] = []
     for name, objective in OBJECTIVES.items():
         options = [f"run.folder={run_folder(folder, name, seed)}", f"run.seed={seed}", f"objective={objective}"]
         options += [f"schedule={schedule}", f"phases.0.duration={MAX_STEPS} steps"]
         command = [sys.executable, "-m", "bertblocks", "pretrain", "demo", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        processes.append(subprocess.Popen(command, env=environment))
-    for process in processes:
+        processes.append((command, subprocess.Popen(command, env=environment)))
+    for command, process in processes:
         if process.wait() != 0:
-            raise SystemExit(f"{' '.join(map(str, process.args))} ended with {process.returncode}.")
+            raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}.")
 
 
 def run_folder(folder: Path, objective: str, seed: int) -> Path:

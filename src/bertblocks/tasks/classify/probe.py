@@ -28,8 +28,8 @@ MAX_EXAMPLES, MAX_CHOSEN_ON = 10_000, 2_000
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)
 #: The logit of a label that training examples always have, or its negative for one that they never have.
 CERTAIN = 5.0
-#: Steps of a fit, and of those that choose the regularization. With many labels a fit takes minutes to converge, and the
-#: last steps hardly change which labels win.
+#: Steps of a fit, and of those that choose the regularization. With many labels a fit takes minutes to converge, and
+#: its last steps hardly change which labels win.
 MAX_STEPS, CHOICE_STEPS = 200, 50
 _FOLDS = 3
 _BATCH = 32
