@@ -77,7 +77,15 @@ OUTPUTS = {
     ],
     "distributed": [r"accuracy after training on two processes: 1\.00"],
 }
-SLOW = {"distributed", "finetune_answer", "finetune_classify", "finetune_embed", "finetune_tag", "optimizers"}
+SLOW = {
+    "distributed",
+    "finetune_answer",
+    "finetune_classify",
+    "finetune_embed",
+    "finetune_tag",
+    "optimizers",
+    "pretrain",
+}
 #: The packages of an extra that an example needs.
 NEEDS = {"jax_encoder": ["flax"], "optimizers": ["bitsandbytes", "pytorch_optimizer"]}
 

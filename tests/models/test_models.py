@@ -437,7 +437,7 @@ def test_gradients_of_a_learned_bias(local: Any, monkeypatch: pytest.MonkeyPatch
             "num_global_tokens": 1,
         },
         {"block_pos_enc_kind": "alibi", "num_kv_heads": 2},
-        {"ngpt": True},
+        pytest.param({"ngpt": True}, marks=pytest.mark.slow),
     ],
     ids=["rope rms local", "alibi grouped", "ngpt"],
 )

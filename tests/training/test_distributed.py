@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from bertblocks.core.metrics_file import read_metrics
 from tests.training.helpers import make_experts, train
 
+#: Two processes on one CPU wait for each other at every step.
+SHORT = "phases.0.duration=12"
 NUMBERS = ("loss", "gradient_norm", "held_out_loss", "tokens")
 MUON = ["optimizer.kind=muon", "optimizer.qk_clip=0.01", "run.ema=0.9"]
 STABLE = ["optimizer.kind=stable_adamw", "optimizer.weight_decay=0.001"]
@@ -35,9 +37,13 @@ def home(folder: Path, name: str) -> Path:
     return folder / name.replace(" ", "-")
 
 
+def last_checkpoint(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*"))
+
+
 def take_back(folder: Path) -> None:
     """Makes the last checkpoint incomplete."""
-    (folder / "checkpoints" / "step-00000024" / "complete.json").unlink()
+    (last_checkpoint(folder) / "complete.json").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> 
     runs = []
     for name, (_, overrides) in RUNS.items():
         if "after" in name:
-            train(home(folder, name), "run.checkpoints.every=12")
+            train(home(folder, name), SHORT, "run.checkpoints.every=6")
             take_back(home(folder, name))
-        runs.append(" ".join([str(home(folder, name)), *overrides]))
+        runs.append(" ".join([str(home(folder, name)), SHORT, *overrides]))
     launch(warm_python, " -- ".join(runs).split())
     return folder
 
@@ -75,7 +81,7 @@ def curve(folder: Path) -> list[float]:
 def assert_same(folder: Path, alone: Path) -> None:
     assert curve(folder) == pytest.approx(curve(alone), rel=1e-4)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(run / "checkpoints" / "step-00000024" / name) for run in (folder, alone))
+        ours, theirs = (load_file(last_checkpoint(run) / name) for run in (folder, alone))
         assert set(ours) == set(theirs)
         for key, value in theirs.items():
             torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
@@ -83,15 +89,15 @@ def assert_same(folder: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_give_the_weights_of_one(folder: Any, tmp_path: Path, name: Any) -> None:
-    train(tmp_path, *RUNS[name][0], model=make_experts(home(folder, name)))
+    train(tmp_path, SHORT, *RUNS[name][0], model=make_experts(home(folder, name)))
     assert_same(home(folder, name), tmp_path)
 
 
 def test_a_sharded_run_continues_on_one_process(folder: Any, tmp_path: Path) -> None:
-    train(tmp_path)
+    train(tmp_path, SHORT)
     sharded = home(folder, "fsdp with accumulation")
     take_back(sharded)
-    train(sharded)
+    train(sharded, SHORT)
     assert_same(sharded, tmp_path)
 
 
