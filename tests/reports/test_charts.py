@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -108,3 +109,8 @@ def test_a_picture_has_colours_for_light_and_dark_pages() -> None:
     assert "prefers-color-scheme:dark" in svg
     assert "var(--c0)" in svg
     assert "white" not in svg.partition("<g")[0]
+
+
+def test_ticks_of_a_few_steps_are_whole_numbers() -> None:
+    chart = line_chart("Score", [Series("accuracy", [0, 4], [0.3, 0.2])])
+    assert '"tickMinStep": 1' in json.dumps(chart.spec)

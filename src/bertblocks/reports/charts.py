@@ -95,7 +95,8 @@ def line_chart(
     ]
     # padding in pixels keeps points at the edge whole
     x_scale = {"type": "log", "nice": False} if is_log else {"zero": True, "nice": False, "padding": 8}
-    x_axis: Spec = {"grid": False, **({"values": sorted({row["x"] for row in values})} if is_log else {})}
+    ticks: Spec = {"values": sorted({row["x"] for row in values})} if is_log else {"tickMinStep": 1}  # whole steps
+    x_axis: Spec = {"grid": False, **ticks}
     x = {"field": "x", "type": "quantitative", "title": x_title, "scale": x_scale, "axis": x_axis}
     y_axis = {"tickCount": 6, **({"format": y_format} if y_format else {})}
     y_scale: Spec = {"type": "log", "nice": False} if is_log else {"zero": False, "padding": 6}
