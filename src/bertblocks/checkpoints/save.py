@@ -47,6 +47,14 @@ def save_huggingface(
     return _first_family(model, family, save)
 
 
+def save_native(model: BertBlocksPreTrainedModel, folder: Path) -> None:
+    """Writes the format of a family that transformers reads, or BertBlocks' own if no family can hold the model."""
+    try:
+        save_huggingface(model, folder)
+    except ConfigError:
+        save_model(model, folder)
+
+
 def save_model(
     model: BertBlocksPreTrainedModel,
     folder: str | Path,

@@ -13,8 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import PICKLE
-from bertblocks.checkpoints.save import save_huggingface, save_model
-from bertblocks.config.validation import ConfigError
+from bertblocks.checkpoints.save import save_native
 from bertblocks.core.registry import nearest
 from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.core.tensor_files import SINGLE, read_safetensors, save_tensors
@@ -227,10 +226,7 @@ def save_embedder(
     model.embedding_head = None  # its modules have files of their own
     try:
         with atomic_entries(folder) as scratch:
-            try:
-                save_huggingface(model, scratch)
-            except ConfigError:
-                save_model(model, scratch)
+            save_native(model, scratch)
             save_tokenizer(tokenizer, scratch)
             write_settings(scratch, settings, model.config.hidden_size)
     finally:

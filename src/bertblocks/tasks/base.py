@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_huggingface, save_model
+from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
-from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64
@@ -140,10 +139,7 @@ class FineTuneTask(ABC):
     def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         """Writes a model in the format of a family that transformers reads, or else in BertBlocks' own format."""
         with atomic_entries(folder) as scratch:
-            try:
-                save_huggingface(model, scratch)
-            except ConfigError:
-                save_model(model, scratch)
+            save_native(model, scratch)
             save_tokenizer(tokenizer, scratch)
 
     def given_columns(self, *roles: str) -> dict[str, str]:
