@@ -224,6 +224,7 @@ def test_a_run_becomes_a_page_with_every_table_and_chart(tmp_path: Path, monkeyp
     assert "goals met" in page
 
 
+@pytest.mark.slow
 def test_an_interrupted_benchmark_keeps_its_results_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

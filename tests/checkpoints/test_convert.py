@@ -138,6 +138,7 @@ def test_native_means_the_first_family_that_can_represent_the_model(tmp_path: Pa
     assert json.loads((tmp_path / "kept" / "config.json").read_text())["model_type"] == "bertblocks"
 
 
+@pytest.mark.slow
 def test_a_native_checkpoint_loads_without_bertblocks(tmp_path: Path) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "mini")
     convert(tmp_path / "mini", tmp_path / "native", to="modernbert")

@@ -196,6 +196,7 @@ def measure(model: Any, ids: torch.Tensor) -> float:
     [DOUBLE, {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 40, "num_hidden_layers": 4}],
     ids=["twice the width", "other widths and a layer more"],
 )
+@pytest.mark.slow
 def test_a_grown_model_starts_with_a_much_lower_loss_than_a_new_one(larger: Any) -> None:
     options = {**MODERN, "initializer_range": 0.05}
     # texts that count upwards, from which any hidden token can be told

@@ -149,8 +149,8 @@ def test_blocks_that_depend_on_the_sequence_match_torch(choice: Any) -> None:
 @pytest.mark.parametrize(
     ("choice", "max_scores"),
     [
-        ({}, 1),  # one block at a time
-        ({"local_attention": True}, 1000),  # several at a time
+        pytest.param({}, 1, marks=pytest.mark.slow),  # one block at a time
+        pytest.param({"local_attention": True}, 1000, marks=pytest.mark.slow),  # several at a time
         ({"local_attention": True}, 2**26),  # by blocks because of the window alone
         ({"local_attention": True, "num_global_tokens": 2}, 4000),
     ],

@@ -59,6 +59,7 @@ def test_both_losses_equal_those_of_the_two_models_alone() -> None:
     torch.testing.assert_close(out.logits, logits)
 
 
+@pytest.mark.slow
 def test_fillings_are_samples_of_the_generator() -> None:
     """A generator that knows two tokens, by 3 to 1; it finds the original in a quarter of the cases."""
     pair = make_pair("none")

@@ -436,7 +436,7 @@ def test_gradients_of_a_learned_bias(local: Any, monkeypatch: pytest.MonkeyPatch
             "local_attention": True,
             "num_global_tokens": 1,
         },
-        {"block_pos_enc_kind": "alibi", "num_kv_heads": 2},
+        pytest.param({"block_pos_enc_kind": "alibi", "num_kv_heads": 2}, marks=pytest.mark.slow),
         pytest.param({"ngpt": True}, marks=pytest.mark.slow),
     ],
     ids=["rope rms local", "alibi grouped", "ngpt"],
@@ -541,7 +541,14 @@ class Examples(torch.utils.data.Dataset):
         return self.items[index]
 
 
-@pytest.mark.parametrize("task", [task for task in TASK_MODELS if task != "base"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=() if task in ("masked-lm", "sequence-classification") else pytest.mark.slow)
+        for task in TASK_MODELS
+        if task != "base"
+    ],
+)
 def test_hf_trainer_trains_evaluates_and_saves(task: Any, tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 

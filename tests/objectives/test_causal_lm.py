@@ -49,6 +49,7 @@ def test_the_loss_is_that_of_every_prefix_alone() -> None:
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_walk_of_three_equal_choices_is_learned_down_to_its_entropy(tmp_path: Path) -> None:
     """Each token but the first is the one before plus 1, 2 or 3, so no causal model predicts it better than log 3."""
     recipe = make_recipe("objective={kind: causal_lm}", "phases.0.duration=150", "run.evaluation.every=150")
