@@ -1074,6 +1074,7 @@ def test_setting_a_value_of_the_wrong_type_raises_and_changes_nothing() -> None:
         ({"id2label": 5}, "id2label is 5"),
         ({"id2label": {0: "a"}, "num_labels": 3}, "num_labels is 3; id2label names 1 labels"),
         ({"dtype": "foo"}, "dtype is 'foo'"),
+        ({"dtype": float("nan")}, "dtype is nan"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
     ],
 )

@@ -243,6 +243,18 @@ def test_a_missing_library_for_charts_costs_a_note_but_not_the_run(
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_run_is_complete_if_the_engine_of_the_charts_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where address space is short, the JavaScript engine of the library ends its process with a signal."""
+    monkeypatch.setattr("bertblocks.reports.page.javascript", charts.javascript.__wrapped__)
+    run = read_run(write_finetuning(tmp_path / "run", "classify", class_records(2)))
+    monkeypatch.setattr(charts.sys, "executable", "/bin/false")
+    with expect_log(r"vl-convert-python, which draws the charts, ended with 1: .* bertblocks report "):
+        write_report_if_possible(run)
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = write_finetuning(tmp_path / "run", "classify", class_records(2))
     (folder / "predictions.jsonl").write_text('{"gold": 1}\n{"go')

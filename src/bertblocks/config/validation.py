@@ -402,7 +402,8 @@ def check_labels(options: dict[str, Any]) -> None:
     if count is not None and names is not None and len(names) != count:
         raise ConfigError(f"num_labels is {count}; id2label names {len(names)} labels; the two must agree.")
     dtype = options.get("dtype", options.get("torch_dtype"))
-    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not isinstance(found, torch.dtype):
         raise ConfigError(f"dtype is {short_repr(dtype)}; it must be a torch dtype such as 'float32' or 'bfloat16'.")
 
 

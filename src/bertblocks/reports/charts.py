@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -344,7 +346,10 @@ def to_svg(charts: Sequence[Chart], width: int = 860) -> str:
     # the text is measured in a narrower font than most browsers have
     margin = {"left": 48, "top": 12, "right": 32, "bottom": 12}
     joined = {"vconcat": parts, "resolve": {"scale": {"color": "independent"}}, "config": CONFIG, "padding": margin}
-    svg: str = _vega().vegalite_to_svg(joined)
+    require_packages(["vl_convert"], "a chart")
+    import vl_convert
+
+    svg: str = vl_convert.vegalite_to_svg(joined)
     names: dict[str, str] = {}  # the library counts on, but equal charts should be equal files
     svg = re.sub(r"\bclip\d+\b", lambda match: names.setdefault(match[0], f"clip{len(names)}"), svg)
     light, dark = (_variables(palette, ink) for palette, ink in ((LIGHT, "light"), (DARK, "dark")))
@@ -387,18 +392,24 @@ def dark_variables() -> str:
     return _variables(DARK, "dark")
 
 
+class ChartError(ValueError):
+    """The library of the charts did not work."""
+
+
 @cache
 def javascript() -> str:
-    """Vega-Lite and its drawing code, to be part of a page."""
-    bundle: str = _vega().javascript_bundle()
-    return bundle
+    """Vega-Lite and its drawing code, to be part of a page.
 
-
-def _vega() -> Any:
+    The library starts a JavaScript engine, which kills its process if address space is short. So it gets its own.
+    """
     require_packages(["vl_convert"], "a report")
-    import vl_convert
-
-    return vl_convert
+    code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    if done.returncode != 0:
+        raise ChartError(
+            f"vl-convert-python, which draws the charts, ended with {done.returncode}: allow it more memory"
+        )
+    return done.stdout.decode()
 
 
 def _finite(series: Series) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bertblocks.core.log import logger
 from bertblocks.core.requirements import MissingPackageError
+from bertblocks.reports.charts import ChartError
 from bertblocks.reports.comparison import comparison_page
 from bertblocks.reports.evaluation import evaluation_page
 from bertblocks.reports.finetuning import finetuning_page
@@ -36,10 +37,10 @@ def write_report(runs: Sequence[Run], path: Path | None = None) -> Path:
 
 
 def write_report_if_possible(run: Run) -> None:
-    """Writes a run's own page. Without the package for charts the run is complete too, and a note says what to do."""
+    """Writes a run's own page. If charts cannot be drawn, the run is complete too, and a note says what to do."""
     try:
         write_report([run])
-    except MissingPackageError as error:
+    except (ChartError, MissingPackageError) as error:
         logger.warning(f"{error}; then write the page with: bertblocks report {run.folder}")
 
 
