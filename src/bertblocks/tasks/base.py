@@ -47,6 +47,9 @@ class FineTuneTask(ABC):
     measures what users of the model get.
     """
 
+    #: What the task is called on the command line, and what a model card calls a model that does it, with an article.
+    name: ClassVar[str]
+    noun: ClassVar[str]
     settings_class: ClassVar[type[FineTuneSettings]]
     #: The head, by its name in `bertblocks.load`.
     model_task: ClassVar[str]

@@ -41,12 +41,7 @@ from bertblocks.training.finetune_run import (
 )
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
-TASKS: dict[str, type[FineTuneTask]] = {
-    "classify": AnyMethodTask,
-    "tag": TagTask,
-    "answer": AnswerTask,
-    "embed": EmbedTask,
-}
+TASKS: dict[str, type[FineTuneTask]] = {task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask)}
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
 #: The defaults of version 0.1.0 that have changed since.

@@ -25,7 +25,7 @@ from bertblocks.reports.report import write_report_if_possible
 from bertblocks.reports.runs import PREDICTIONS, read_run, write_facts
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.bootstrap import bootstrap
-from bertblocks.tasks.settings import SETTINGS, FineTuneSettings
+from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.training.distributed import World
 from bertblocks.training.finetune_defaults import VERSION, choose
@@ -286,9 +286,6 @@ class FinetuneRun:
         data = [str(source) for source in (files.train, files.eval, files.test) if source is not None]
         scored_on = str(files.test if result.test else files.eval or files.train)
         part = "" if files.eval or result.test else f", of which a share of {self.settings.eval_share:g} was held out"
-        kind = {"classify": "classifier", "tag": "tagger", "answer": "reader", "embed": "embedding model"}
-        names = {schema: task for task, schema in SETTINGS.items()}
-        task = kind[names[type(self.settings)]]
         limits = [
             *result.remarks,
             f"It reads at most {self.training.max_length:,} tokens of a text at a time.",
@@ -297,7 +294,7 @@ class FinetuneRun:
             limits.append("The evaluation examples chose the best checkpoint, so their scores are slightly optimistic.")
         return Card(
             self.name,
-            f"A {task} that was fine-tuned with BertBlocks from `{Path(str(self.source)).name}`, on "
+            f"{self.task.noun} that was fine-tuned with BertBlocks from `{Path(str(self.source)).name}`, on "
             f"{len(self.examples) + len(self.training.held_out) * bool(part):,} examples{part}.",
             sources=[find_checkpoint(self.source)],
             relation="finetune",

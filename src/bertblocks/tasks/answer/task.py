@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class AnswerTask(FineTuneTask):
     """The span of a passage that answers a question, or no answer."""
 
+    name, noun = "answer", "A reader"
     settings_class = AnswerSettings
     model_task = "question-answering"
     default_length = 384

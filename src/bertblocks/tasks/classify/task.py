@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class ClassifyTask(FineTuneTask):
     """One label, several labels, or a number for each text or pair; the labels determine the kind unless it is set."""
 
+    name, noun = "classify", "A classifier"
     settings_class = ClassifySettings
     model_task = "sequence-classification"
     packages = ("sklearn", "scipy")

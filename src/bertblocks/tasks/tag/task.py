@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class TagTask(FineTuneTask):
     """A tag for each word of a text: parts of speech, or BIO tags that mark entities."""
 
+    name, noun = "tag", "A tagger"
     settings_class = TagSettings
     packages = ("seqeval",)
     model_task = "token-classification"
