@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn_metrics
 
 from bertblocks.tasks.answer.metrics import answering_scores
 from bertblocks.tasks.classify.metrics import classification_scores, multi_label_scores, regression_scores
-from bertblocks.tasks.embed.metrics import retrieval_scores
+from bertblocks.tasks.retrieval.metrics import score_ranking
 from bertblocks.tasks.tag.metrics import tagging_scores
 
 labels = st.integers(0, 3)
@@ -129,7 +129,7 @@ def test_answer_scores_equal_squads_definition(cases: Any) -> None:
 
 @given(st.permutations(list("abcdef")), st.sets(st.sampled_from("abcdef"), min_size=1), st.integers(1, 6))
 def test_retrieval_metrics_equal_scikit_learn(ranked: Any, relevant: Any, k: Any) -> None:
-    scores = retrieval_scores([ranked], [relevant], at=[k])
+    scores = score_ranking(ranked, dict.fromkeys(relevant, 1.0), [f"ndcg@{k}", f"recall@{k}"])
     truth = np.array([[document in relevant for document in ranked]], dtype=np.float64)
     order = np.arange(len(ranked), 0, -1, dtype=np.float64)[None]
     assert scores[f"ndcg@{k}"] == pytest.approx(sklearn_metrics.ndcg_score(truth, order, k=k))

@@ -141,7 +141,8 @@ def test_simcse_trains_on_single_texts_and_is_scored_on_pairs(base: Any, files: 
 def test_pairs_are_scored_by_retrieval_and_sentence_transformers_loads_the_model(
     base: Any, files: Any, tmp_path: Path
 ) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     rng = random.Random(1)
     pairs = [(f"the {noun} is {colour} .", f"which {noun} is {colour} ?") for noun in NOUNS for colour in COLOURS]
     path = tmp_path / "pairs.jsonl"

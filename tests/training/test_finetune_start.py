@@ -83,7 +83,8 @@ def test_modules_behind_the_pooling_are_trained_and_written(projected: Path, tmp
 
 
 def test_sentence_transformers_opens_trained_modules(projected: Path, tmp_path: Path) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     pairs = write_pairs(tmp_path / "pairs.jsonl")
     finetune("embed", projected, pairs, pairs, tmp_path / "out", epochs=1, batch_size=6, learning_rate=1e-2)
     texts = ["the ball is red .", "which colour ?"]

@@ -75,7 +75,8 @@ def _guess(
     if records.has_header:
         texts.sort(key=lambda column: -sum(len(row[column]) for row in sample))
         optional = [role for role in optional if role == "label"]
-    for role in ("text", "text_pair", "negative"):
+    in_order = () if records.has_header else ("query", "document")
+    for role in (*in_order, "text", "text_pair", "negative"):
         if texts and role not in chosen and (role in missing or role in optional):
             chosen[role] = texts.pop(0)
     if "label" not in chosen and "label" in (*missing, *optional) and len(others) == 1:

@@ -14,7 +14,15 @@ KNOWN_NAMES = {
     ],
     "text_pair": ["text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"],
     "negative": ["negative", "hard_negative"],
-    "label": ["label", "labels", "category", "class", "intent", "score", "target", "similarity", "sentiment", "stars"],
+    "query": ["query", "question", "anchor", "text", "sentence1", "text1", "sentence"],
+    "document": [
+        *("document", "documents", "passage", "positive", "positives", "pos", "text_pair", "sentence2", "text2"),
+        *("answer", "response", "context", "text", "sentence"),
+    ],
+    "label": [
+        *("label", "labels", "category", "class", "intent", "score", "target", "similarity", "sentiment", "stars"),
+        *("relevance", "scores", "teacher_scores", "margin"),
+    ],
     "words": ["words", "tokens"],
     "tags": ["tags", "ner_tags", "pos_tags", "labels"],
     "spans": ["spans", "entities"],

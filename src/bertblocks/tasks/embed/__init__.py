@@ -1,8 +1,7 @@
 """Sentence embeddings."""
 
 from bertblocks.tasks.embed.examples import EmbeddingExample
-from bertblocks.tasks.embed.metrics import retrieval_scores
 from bertblocks.tasks.embed.predictions import EmbeddingPipeline
 from bertblocks.tasks.embed.task import EmbedTask
 
-__all__ = ["EmbedTask", "EmbeddingExample", "EmbeddingPipeline", "retrieval_scores"]
+__all__ = ["EmbedTask", "EmbeddingExample", "EmbeddingPipeline"]

@@ -23,8 +23,8 @@ from bertblocks.nn.ops.linear import not_cast
 from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.classify.metrics import regression_scores
 from bertblocks.tasks.embed.examples import EmbeddingExample, find_scale, read_examples
-from bertblocks.tasks.embed.metrics import retrieval_scores
 from bertblocks.tasks.features import Feature, make_batch
+from bertblocks.tasks.retrieval.metrics import mean_scores, score_ranking
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.columns import choose_columns, write_columns
 from bertblocks.text.encoding import TextTokenizer
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 #: Similarities are multiplied by this before the softmax, as in sentence-transformers.
 SCALE = 20.0
-#: The k of recall@k and NDCG@k.
-RANKS = (1, 10)
+#: How well first texts find their second texts; the last chooses the best model.
+METRICS = ("recall@1", "ndcg@1", "recall@10", "ndcg@10")
+#: The documents of a ranking that are scored.
+DEPTH = 10
 
 
 class EmbedTask(FineTuneTask):
@@ -48,6 +50,7 @@ class EmbedTask(FineTuneTask):
     Kusupati et al., 2022).
     """
 
+    name, noun = "embed", "An embedding model"
     settings_class = EmbedSettings
     packages = ("scipy",)
     model_task = "base"
@@ -63,7 +66,7 @@ class EmbedTask(FineTuneTask):
 
     @property
     def metric(self) -> str:
-        return "spearman" if self.is_scored else f"ndcg@{RANKS[-1]}"
+        return "spearman" if self.is_scored else METRICS[-1]
 
     def read(self, source: str | Path) -> list[EmbeddingExample]:
         settings = self.settings
@@ -202,16 +205,16 @@ class EmbedTask(FineTuneTask):
 def _score_retrieval(
     examples: Sequence[EmbeddingExample], queries: Mapping[str, np.ndarray], documents: Mapping[str, np.ndarray]
 ) -> Evaluated:
-    relevant: dict[str, set[str]] = {query: set() for query in queries}
+    gains: dict[str, dict[str, float]] = {query: {} for query in queries}
     for example in examples:
-        relevant[example.texts[0]].add(example.texts[1])
+        gains[example.texts[0]][example.texts[1]] = 1.0
     names, targets = list(documents), np.stack(list(documents.values()))
-    ranked, records = [], []
+    scores, records = [], []
     for query, vector in queries.items():
         cosines = targets @ vector
         order = np.argsort(-cosines, kind="stable")
-        ranked.append([names[i] for i in order[: RANKS[-1]]])
-        rank, gold = next((rank, i) for rank, i in enumerate(order) if names[i] in relevant[query])
+        scores.append(score_ranking([names[i] for i in order[:DEPTH]], gains[query], METRICS))
+        rank, gold = next((rank, i) for rank, i in enumerate(order) if names[i] in gains[query])
         records.append(
             {
                 "query": query,
@@ -222,13 +225,10 @@ def _score_retrieval(
                 "nearest_cosine": float(cosines[order[0]]),
             }
         )
-    wanted = [relevant[query] for query in queries]
-    by_query = np.array(
-        [retrieval_scores([a], [b], RANKS[-1:])[f"ndcg@{RANKS[-1]}"] for a, b in zip(ranked, wanted, strict=True)]
-    )
+    by_query = np.array([own[METRICS[-1]] for own in scores])
     number = {query: position for position, query in enumerate(queries)}
     owner = np.array([number[example.texts[0]] for example in examples])
-    return Evaluated(retrieval_scores(ranked, wanted, RANKS), lambda i: float(by_query[owner[i]].mean()), records)
+    return Evaluated(mean_scores(scores), lambda i: float(by_query[owner[i]].mean()), records)
 
 
 def contrast(parts: Tensor, temperature: float = 1 / SCALE) -> Tensor:
