@@ -413,34 +413,42 @@ def test_reentrant_checkpointing_drops_the_same_weights_when_it_recomputes(backe
         torch.testing.assert_close(gradient, wanted)
 
 
-CAPTURED = [{}, {"mlp_type": "glu", "hidden_act": "silu"}, {"norm_fn": "rms", "block_pos_enc_kind": "rope"}]
+LOCAL = {"local_attention": True, "local_attention_window_size": 8}
+CAPTURED = [
+    {},
+    {"mlp_type": "glu", "hidden_act": "silu"},
+    {"norm_fn": "rms", "block_pos_enc_kind": "rope"},
+    {**LOCAL, "block_pos_enc_kind": "rope"},
+]
 
 
-@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
+@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope", "local"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_an_exported_model_accepts_other_batch_sizes_and_lengths(backend: Any, options: Any) -> None:
-    model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
+    config = tiny_config(attention_backend=backend, max_position_embeddings=256, **options)
+    model = BertBlocksModel(config).eval()
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 0], [12, 13, 0, 0]])
-    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=16)
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=256)
     shapes = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
     with torch.no_grad():
         inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
         program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
-        for other in (ids, torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])):
+        longer = torch.randint(5, 60, (2, 200))  # beyond the length at which windows are computed by blocks
+        for other in (ids, torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]]), longer):
             inputs = {"input_ids": other, "attention_mask": (other != 0).long()}
             expected = model(**inputs).last_hidden_state
             torch.testing.assert_close(program(**inputs).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope"])
+@pytest.mark.parametrize("options", CAPTURED, ids=["plain", "glu", "rope", "local"])
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_a_traced_model_accepts_other_masks(backend: Any, options: Any) -> None:
     model = BertBlocksModel(tiny_config(attention_backend=backend, **options)).eval()
     model.config.return_dict = False
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    traced = torch.jit.trace(model, (ids, torch.ones_like(ids)))  # checked once more without gradients
     with torch.no_grad():
-        traced = torch.jit.trace(model, (ids, torch.ones_like(ids)))
         for mask in (torch.ones_like(ids), torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])):
             expected = model(ids, attention_mask=mask)[0]
             torch.testing.assert_close(traced(ids, mask)[0], expected, atol=1e-5, rtol=1e-5)

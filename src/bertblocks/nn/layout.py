@@ -241,6 +241,11 @@ def is_capturing() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
+def is_symbolic(length: int) -> bool:
+    """True for a length that torch.export leaves open. Code that branches on it makes a graph for some lengths only."""
+    return isinstance(length, torch.SymInt)
+
+
 def index_tokens(x: Tensor, token_indices: Tensor | None) -> Tensor:
     """Select tokens of a flat tensor; None selects all."""
     return x if token_indices is None else x.index_select(0, token_indices)

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import nearest
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, is_capturing
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.rotary import apply_rotary
 from bertblocks.nn.position import BlockPosition, register_position
@@ -244,7 +244,7 @@ class RotaryPosition(BlockPosition):
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype == cos.dtype and not torch.compiler.is_compiling():
+        if x.device.type == "cpu" and x.dtype == cos.dtype and not is_capturing():
             return apply_rotary(x, cos, sin, self.interleaved)
         part = upcast(x[..., : self.rotary_dim])
         if self.interleaved:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertblocks.nn.layout import SequenceLayout, is_capturing
+from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.position import BlockPosition
 from bertblocks.nn.relative import RelativeVectors
 
@@ -53,7 +53,9 @@ class AttentionPattern:
 
     def sees_all(self, length: int) -> bool:
         """True if the window hides nothing in a sequence of this length."""
-        return (self.half_window is None or length <= self.half_window + 1) and not (self.is_causal and length > 1)
+        if self.half_window is not None and (is_symbolic(length) or length > self.half_window + 1):
+            return False
+        return not (self.is_causal and (is_symbolic(length) or length > 1))
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys each query sees, by their indices in the sequence; the two arguments broadcast."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertblocks.nn.backends.base import AttentionContext, AttentionPattern, repeat_kv
 from bertblocks.nn.backends.sdpa import SdpaBackend, make_mask
-from bertblocks.nn.layout import SequenceLayout, is_capturing
+from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 
 #: Beyond this length torch's fused kernel is faster than plain products.
@@ -31,7 +31,9 @@ class CpuBackend(SdpaBackend):
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
         """Blocks of queries pay off as soon as they see less than the whole sequence."""
-        return pattern.half_window is not None and length > self.block_size + 2 * pattern.half_window
+        if pattern.half_window is None or is_symbolic(length):
+            return False
+        return length > self.block_size + 2 * pattern.half_window
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         chunks = self._chunks(q, context)

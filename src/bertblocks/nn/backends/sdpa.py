@@ -14,7 +14,7 @@ from bertblocks.nn.backends.base import (
     repeat_kv,
     split_heads,
 )
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, is_symbolic
 from bertblocks.nn.ops.attention import add_sink_key
 
 #: A per-head bias with more elements than this is built for a few queries at a time.
@@ -44,7 +44,9 @@ class SdpaBackend(AttentionBackend):
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
         """A block costs about twice as much per score as a full matrix, so blocks pay off beyond two slabs of keys."""
-        return pattern.half_window is not None and length > 2 * (self.block_size + 2 * pattern.half_window)
+        if pattern.half_window is None or is_symbolic(length):
+            return False
+        return length > 2 * (self.block_size + 2 * pattern.half_window)
 
     def _fits_one_mask(self, length: int, heads: int, pattern: AttentionPattern) -> bool:
         if self.is_banded(length, pattern):
