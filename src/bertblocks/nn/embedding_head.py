@@ -12,10 +12,13 @@ from bertblocks.nn.head import POOLINGS, keep_firsts, pool
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.numerics import upcast
 
-#: The activations of a dense module, by the class that sentence-transformers names.
+#: The activations of a dense module or of a score, by the class that sentence-transformers names.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Mish)
+    for kind in (
+        *(nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Mish),
+        *(nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardsigmoid),
+    )
 }
 
 

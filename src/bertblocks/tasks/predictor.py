@@ -6,7 +6,7 @@ import copy
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -14,7 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained
-from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, read_settings
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, find_kind, read_settings
+from bertblocks.checkpoints.sentence_transformers.cross_encoder import (
+    CrossEncoderSettings,
+    make_activation,
+    read_cross_encoder,
+)
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
 from bertblocks.inference.hardware import choose_device, choose_dtype
@@ -33,6 +38,7 @@ from bertblocks.tasks.answer.predictions import Answers, QuestionAnsweringPipeli
 from bertblocks.tasks.classify.predictions import Classification, ClassificationPipeline
 from bertblocks.tasks.embed.predictions import EmbeddingPipeline
 from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
+from bertblocks.tasks.rerank.predictions import Ranked, RerankPipeline
 from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.lines import Lines
@@ -48,7 +54,8 @@ class Predictor:
     tokens without padding; results come in the order of the texts. Device, threads, dtype and token budget default to
     what suits the machine: `dtype` is bfloat16 where the hardware has units for it. A model object, as opposed to a
     folder, keeps its own dtype. A text of more than `max_length` tokens is an "error", is "truncate"d, or is split into
-    "window"s that share `overlap` tokens. `task` names the head to load in place of the checkpoint's own.
+    "window"s that share `overlap` tokens; by default it is split, and truncated by `rerank`. `task` names the head to
+    load in place of the checkpoint's own.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -73,7 +80,7 @@ class Predictor:
         threads: int | None = None,
         token_budget: int | None = None,
         int8: bool = False,
-        too_long: TooLong = "window",
+        too_long: TooLong | None = None,
         max_length: int | None = None,
         overlap: int | None = None,
         pooling: str | None = None,
@@ -107,7 +114,10 @@ class Predictor:
         self.pooling = self._head.pooling
         self.max_length = max_length or max_sequence_length(self.model, tokenizer, settings.max_length)
         self._engine = Engine(self.model, threads, token_budget)
-        self._splitter = SequenceSplitter(TextTokenizer(tokenizer), self.max_length, too_long, overlap)
+        text_tokenizer = TextTokenizer(tokenizer)
+        self._splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "window", overlap)
+        # as sentence-transformers' CrossEncoder does
+        self._pair_splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "truncate", overlap)
 
     # ------------------------------------------------------------------ tasks
 
@@ -180,6 +190,41 @@ class Predictor:
         }
         return list(self.stream("answer", questions, progress=progress, **options))
 
+    @overload
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_k: int | None = None, progress: bool = False
+    ) -> list[Ranked]: ...
+
+    @overload
+    def rerank(
+        self,
+        query: Sequence[str],
+        documents: Sequence[Sequence[str]],
+        *,
+        top_k: int | None = None,
+        progress: bool = False,
+    ) -> list[list[Ranked]]: ...
+
+    def rerank(
+        self,
+        query: str | Sequence[str],
+        documents: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        top_k: int | None = None,
+        progress: bool = False,
+    ) -> list[Ranked] | list[list[Ranked]]:
+        """Orders the documents of a query, or those of each of several queries, by relevance, the best first.
+
+        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`. In a stream, inputs are pairs
+        of a query and its documents.
+        """
+        if isinstance(query, str):
+            return next(self.stream("rerank", [(query, documents)], progress=progress, top_k=top_k))
+        queries, lists = list(query), list(documents)
+        if len(queries) != len(lists):
+            raise ValueError(f"There are {len(queries)} queries and {len(lists)} lists of documents; each needs one.")
+        return list(self.stream("rerank", list(zip(queries, lists, strict=True)), progress=progress, top_k=top_k))
+
     # ------------------------------------------------------------------ running
 
     def stream(
@@ -210,10 +255,14 @@ class Predictor:
 
     def _pipeline(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
         if method == "encode":
+            if self._is_scored_by_layers:
+                raise ValueError("encode needs a model that makes embeddings; this one scores pairs. Use rerank.")
             prompt = self.embedding.find_prompt(options.pop("prompt", None), options.pop("prompt_name", None))
             return EmbeddingPipeline(self.model, self._splitter, self._head, prompt, **options)
+        if method == "rerank":
+            return self._rerank_pipeline(**options)
         if method not in _HEADS:
-            methods = ("encode", *_HEADS)
+            methods = ("encode", "rerank", *_HEADS)
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
         model_class, head, pipeline_class = _HEADS[method]
         if not isinstance(self.model, model_class):
@@ -223,6 +272,25 @@ class Predictor:
                 f"{method} needs a model with a {head} head; this model is a {name}. `bertblocks {remedy}` trains one."
             )
         return pipeline_class(cast(Any, self.model), self._splitter, **options)
+
+    def _rerank_pipeline(self, **options: Any) -> RerankPipeline:
+        head = self._head if self._is_scored_by_layers else None
+        if head is None and not isinstance(self.model, BertBlocksForSequenceClassification):
+            raise ValueError(
+                f"rerank needs a model with a sequence-classification head; this model is a {type(self.model).__name__}. "
+                "`bertblocks finetune rerank` trains one."
+            )
+        labels = self.model.config.num_labels if head is None else head.size
+        if labels != 1:
+            raise ValueError(f"rerank needs a model with one label; this model has {labels}. Use classify on pairs.")
+        activation = make_activation(self.embedding, labels)
+        prompt = self.embedding.find_prompt(None, None)
+        return RerankPipeline(self.model, self._pair_splitter, head, activation, prompt, **options)
+
+    @property
+    def _is_scored_by_layers(self) -> bool:
+        """Whether modules behind the encoder make the score of a pair, instead of a classifier's head."""
+        return isinstance(self.embedding, CrossEncoderSettings) and bool(self.embedding.layers)
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -276,4 +344,5 @@ def _load(
     folder = find_checkpoint(source)
     model, report = load_trained(folder, task)
     report.log(with_unread=task is None)
-    return model, load_tokenizer_if_any(folder), read_settings(folder)
+    settings = read_cross_encoder(folder) if find_kind(folder) == "cross-encoder" else read_settings(folder)
+    return model, load_tokenizer_if_any(folder), settings

@@ -88,7 +88,7 @@ def read_settings(folder: Path) -> EmbeddingSettings:
         if (kind == "Pooling") != (pooling is None) and kind != "Transformer":
             raise ValueError(f"{path}: the {kind} module {name!r} must follow the only Pooling module.")
         if kind == "Pooling":
-            pooling = _read_pooling(folder / name / "config.json")
+            pooling = read_pooling(folder / name / "config.json")
         elif kind != "Transformer":
             layers.append(READERS[kind](folder / name))
     while layers and isinstance(layers[-1], Normalize):
@@ -97,7 +97,8 @@ def read_settings(folder: Path) -> EmbeddingSettings:
     return EmbeddingSettings(pooling or "mean", read_max_length(folder), prompts, default, tuple(layers))
 
 
-def _read_pooling(path: Path) -> str:
+def read_pooling(path: Path) -> str:
+    """The pooling of a module's config; several are joined by "+"."""
     values = read_json(path)
     named = values.get("pooling_mode")
     if named is None:
@@ -140,7 +141,7 @@ def write_settings(folder: Path, settings: EmbeddingSettings, width: int) -> Non
         prompts = {"prompts": settings.prompts, "default_prompt_name": settings.default_prompt}
         write_json(folder / PROMPTS, prompts)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    _write_pooling(folder / "1_Pooling" / "config.json", settings.pooling.split("+"), width)
+    write_pooling(folder / "1_Pooling" / "config.json", settings.pooling.split("+"), width)
     for number, layer in enumerate((*settings.layers, Normalize()), start=2):
         kind = "LayerNorm" if isinstance(layer, EmbeddingNorm) else type(layer).__name__
         modules.append((f"{number}_{kind}", kind))
@@ -148,7 +149,7 @@ def write_settings(folder: Path, settings: EmbeddingSettings, width: int) -> Non
     write_modules(folder, modules)
 
 
-def _write_pooling(path: Path, modes: Sequence[str], width: int) -> None:
+def write_pooling(path: Path, modes: Sequence[str], width: int) -> None:
     """Writes the keys of older versions, unless their order of concatenation is another one."""
     old: dict[str, Any] = {key: mode in modes for key, mode in OLD_POOLINGS.items()}
     if list(modes) != [mode for mode in OLD_POOLINGS.values() if mode in modes]:

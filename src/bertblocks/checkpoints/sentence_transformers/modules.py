@@ -18,6 +18,8 @@ from bertblocks.nn.embedding_head import ACTIVATIONS, Dense, EmbeddingNorm, Norm
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 #: Prompts that every checkpoint has, empty unless its files say otherwise.
 ROLES = {"query": "", "document": ""}
+#: The feature that modules read and write unless their files say otherwise.
+EMBEDDING = "sentence_embedding"
 MAX_SIZE = 2**20
 #: What a folder holds, by the model type that sentence-transformers and PyLate write.
 KINDS = {
@@ -99,10 +101,11 @@ def read_max_length(folder: Path) -> int | None:
 # ---------------------------------------------------------------------- modules behind the pooling
 
 
-def _read_dense(folder: Path) -> nn.Module:
+def read_dense(folder: Path, source: str = EMBEDDING, target: str = EMBEDDING) -> nn.Module:
+    """A dense module between two named features: from `source` to `target`."""
     path = folder / "config.json"
     values = read_json(path)
-    _check_names(path, values)
+    _check_names(path, values, source, target)
     activation = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -128,13 +131,15 @@ def _read_normalize(folder: Path) -> nn.Module:
 
 
 #: Readers of modules behind the pooling, by the names of their classes.
-READERS = {"Dense": _read_dense, "LayerNorm": _read_norm, "Normalize": _read_normalize}
+READERS = {"Dense": read_dense, "LayerNorm": _read_norm, "Normalize": _read_normalize}
 
 
-def _check_names(path: Path, values: dict[str, Any]) -> None:
-    for key in ("module_input_name", "module_output_name"):
-        if values.get(key) not in (None, "sentence_embedding"):
-            raise ValueError(f"{path}: {key} is {values[key]!r}; it must be 'sentence_embedding'.")
+def _check_names(path: Path, values: dict[str, Any], source: str = EMBEDDING, target: str = EMBEDDING) -> None:
+    given = values.get("module_input_name") or EMBEDDING
+    names = {"module_input_name": given, "module_output_name": values.get("module_output_name") or given}
+    for (key, name), wanted in zip(names.items(), (source, target), strict=True):
+        if name != wanted:
+            raise ValueError(f"{path}: {key} is {name!r}; it must be {wanted!r}.")
 
 
 def read_size(path: Path, values: dict[str, Any], key: str) -> int:
@@ -164,7 +169,8 @@ def load_weights(layer: nn.Module, folder: Path) -> nn.Module:
 # ---------------------------------------------------------------------- writing
 
 
-def write_layer(layer: nn.Module, folder: Path) -> None:
+def write_layer(layer: nn.Module, folder: Path, **names: str) -> None:
+    """Writes the config and weights of a module; `names` are keys of the features that it reads and writes."""
     if isinstance(layer, Normalize):
         return
     if isinstance(layer, Dense):
@@ -175,6 +181,7 @@ def write_layer(layer: nn.Module, folder: Path) -> None:
             "bias": layer.linear.bias is not None,
             "activation_function": f"{activation.__module__}.{activation.__name__}",
             **({"use_residual": True} if layer.has_residual else {}),
+            **names,
         }
     else:
         values = {"dimension": layer.out_size}
