@@ -28,6 +28,7 @@ from bertblocks.cli.presets import presets
 from bertblocks.cli.pretrain import pretrain
 from bertblocks.cli.quantize import quantize
 from bertblocks.cli.report import report
+from bertblocks.cli.rerank import rerank
 from bertblocks.cli.runs import runs
 from bertblocks.cli.schema import schema
 from bertblocks.cli.tag import tag
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help has room for text at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (embed, classify, tag, answer, fill_mask, generate):
+for command in (embed, classify, tag, answer, rerank, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
 for command in (evaluate, runs, report):

@@ -85,9 +85,13 @@ class PredictOptions:
         int | None, typer.Option(min=1, help="Threads of the model; by default what suits the machine.")
     ] = None
     too_long: Annotated[
-        Literal["error", "truncate", "window"],
-        typer.Option("--too-long", help="How to handle texts beyond the model's length; windows overlap."),
-    ] = "window"
+        Literal["error", "truncate", "window"] | None,
+        typer.Option(
+            "--too-long",
+            help="How to handle texts beyond the model's length: error, truncate (default of rerank), or overlapping "
+            "windows (default of all others).",
+        ),
+    ] = None
 
 
 #: How many inputs that cannot be used are shown when they are skipped.
@@ -95,6 +99,8 @@ SHOWN_PROBLEMS = 10
 
 #: The cells of one line of the printed table; the last may be long.
 Row = Sequence[str]
+#: Inputs and, if it is known, their number.
+Input = tuple[Iterable[InputRecord], int | None]
 
 
 @dataclass(frozen=True)
@@ -113,16 +119,20 @@ class Prediction:
     to_json: Callable[[Any, Any], dict[str, Any]]
     #: Makes the predictor's input from a text or the cells of a file.
     make_input: Callable[[Any], Any] = field(default=lambda item: item)
+    #: Reads the inputs, for commands whose arguments or files are not single texts.
+    read: Callable[[PredictOptions, Roles, BadInputs], Input] | None = None
 
 
-def predict_command(define: Callable[..., Prediction]) -> Callable[..., None]:
+def predict_command(define: Callable[..., Prediction], texts: Any = None) -> Callable[..., None]:
     """Turns a function from a command's own options to its `Prediction` into a command with the shared options.
 
     typer builds options from signatures, so the command gets a signature with the fields of `PredictOptions`: the
-    arguments first, then the command's own options, then the shared ones.
+    arguments first, then the command's own options, then the shared ones. `texts` replaces the type and help of the
+    texts.
     """
     own = inspect.signature(define, eval_str=True).parameters.values()
     types = typing.get_type_hints(PredictOptions, include_extras=True)
+    types["texts"] = texts or types["texts"]
     shared = [
         inspect.Parameter(
             entry.name,
@@ -147,8 +157,8 @@ def predict_command(define: Callable[..., Prediction]) -> Callable[..., None]:
 def _predict(options: PredictOptions, prediction: Prediction) -> None:
     """Runs the predictor over the inputs, and prints or stores each result as soon as it is computed."""
     try:
-        bad = _BadInputs(options.on_error)
-        records, total = get_inputs(options, prediction.roles, bad)
+        bad = BadInputs(options.on_error)
+        records, total = (prediction.read or get_inputs)(options, prediction.roles, bad)
         file = _open_output(options, prediction) if options.output else None
         predictor = _open(options)
         done = file.done if file else 0
@@ -188,7 +198,7 @@ def _predict(options: PredictOptions, prediction: Prediction) -> None:
 
 
 @dataclass
-class _BadInputs:
+class BadInputs:
     """Inputs that cannot be used: the first ends the command, or all are counted and the first few are shown."""
 
     on_error: Literal["stop", "skip"]
@@ -277,15 +287,13 @@ def _print_row(row: Row, header: Mapping[str, int]) -> None:
 # ---------------------------------------------------------------------- inputs
 
 
-def get_inputs(options: PredictOptions, roles: Roles, bad: _BadInputs) -> tuple[Iterable[InputRecord], int | None]:
-    """Returns the inputs and, if it is known, their number."""
+def get_inputs(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
+    """Reads texts from arguments, standard input or files."""
     from bertblocks.text.lines import Lines
-    from bertblocks.text.records import ReadOptions
 
     texts, files = options.texts or [], options.file or []
     if bool(texts) == bool(files):
         raise ValueError("Give either texts, or --file FILE, or - to read lines from standard input.")
-    columns = _parse_columns(options.column or [], roles)
     if not files:
         for option, values in (("--column", options.column), ("--read", options.read)):
             if values:
@@ -293,6 +301,14 @@ def get_inputs(options: PredictOptions, roles: Roles, bad: _BadInputs) -> tuple[
         if texts == ["-"]:
             return (InputRecord(text, "") for text in Lines(None)), None
         return (InputRecord(text, "") for text in texts), len(texts)
+    return read_files(options, roles, bad)
+
+
+def read_files(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
+    """Reads inputs from the files of the command."""
+    from bertblocks.text.records import ReadOptions
+
+    files, columns = options.file or [], _parse_columns(options.column or [], roles)
     on_bad = bad.add if options.on_error == "skip" else None
     inputs = read_inputs(files, roles, columns, ReadOptions.parse(options.read or []), on_bad)
     for note in inputs.notes:

@@ -215,8 +215,8 @@ class Predictor:
     ) -> list[Ranked] | list[list[Ranked]]:
         """Orders the documents of a query, or those of each of several queries, by relevance, the best first.
 
-        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`. In a stream, inputs are pairs
-        of a query and its documents.
+        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`. In a stream, an input is a
+        pair of a query and its documents.
         """
         if isinstance(query, str):
             return next(self.stream("rerank", [(query, documents)], progress=progress, top_k=top_k))
@@ -276,8 +276,9 @@ class Predictor:
     def _rerank_pipeline(self, **options: Any) -> RerankPipeline:
         head = self._head if self._is_scored_by_layers else None
         if head is None and not isinstance(self.model, BertBlocksForSequenceClassification):
+            name = type(self.model).__name__
             raise ValueError(
-                f"rerank needs a model with a sequence-classification head; this model is a {type(self.model).__name__}. "
+                f"rerank needs a model with a sequence-classification head; this model is a {name}. "
                 "`bertblocks finetune rerank` trains one."
             )
         labels = self.model.config.num_labels if head is None else head.size
