@@ -15,7 +15,19 @@ from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
 
 Kind = Literal[
-    "classify", "tag", "answer", "embed", "pppl", "needle", "glue", "superglue", "swag", "xtreme", "winogender", "mmlu"
+    "classify",
+    "tag",
+    "answer",
+    "embed",
+    "rerank",
+    "pppl",
+    "needle",
+    "glue",
+    "superglue",
+    "swag",
+    "xtreme",
+    "winogender",
+    "mmlu",
 ]
 #: Suites by name: the function that runs them, whether they fine-tune, and the title of their table.
 SUITES = {
@@ -55,11 +67,11 @@ def evaluate(
 
     Several models are compared with the first on the same examples, with a paired bootstrap.
 
-    Settings of classify, tag, answer and embed are those of `bertblocks finetune TASK list` that say how a file is
-    read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue, swag and xtreme
-    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all but glue take
-    train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head; mmlu takes
-    shots=5, score=text and subjects=[anatomy].
+    Settings of classify, tag, answer, embed and rerank are those of `bertblocks finetune TASK list` that say how a file
+    is read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue, swag and
+    xtreme fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all but glue
+    take train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head; mmlu
+    takes shots=5, score=text and subjects=[anatomy].
     """
     import transformers
 

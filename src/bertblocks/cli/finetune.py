@@ -1,4 +1,4 @@
-"""`bertblocks finetune`: train a model to classify, tag, answer or embed."""
+"""`bertblocks finetune`: train a model to classify, tag, answer, embed or rerank."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
 
 
 def finetune(
-    task: Annotated[Literal["classify", "tag", "answer", "embed"], typer.Argument(help="What the model learns.")],
+    task: Annotated[
+        Literal["classify", "tag", "answer", "embed", "rerank"], typer.Argument(help="What the model learns.")
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(

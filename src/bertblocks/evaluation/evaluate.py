@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.settings import read_section
 from bertblocks.evaluation.language_models import load_language_model, mask_id
@@ -57,7 +58,7 @@ class Comparison:
 
 
 def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False, **settings: Any) -> Evaluation:
-    """Scores a fine-tuned model on a file. `task` is classify, tag, answer, embed or pppl.
+    """Scores a fine-tuned model on a file. `task` is classify, tag, answer, embed, rerank or pppl.
 
     `settings` are the fine-tuning settings that define how the file is read.
     """
@@ -69,10 +70,11 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
     require_packages(kind.packages, f"evaluate {task}")
     chosen = read_section(kind.settings_class, settings, f"evaluate {task}")
     pooling = chosen.pooling if isinstance(chosen, EmbedSettings) else None
-    predictor = Predictor(
-        model, task=kind.model_task, int8=int8, dtype=torch.float32, max_length=chosen.max_length, pooling=pooling
-    )
     reader = kind(chosen)
+    head = reader.head_of(find_checkpoint(model))
+    predictor = Predictor(
+        model, task=head, int8=int8, dtype=torch.float32, max_length=chosen.max_length, pooling=pooling
+    )
     reader.adopt(predictor.model.config)
     examples = reader.read(data)
     evaluated = reader.evaluate(predictor, examples)

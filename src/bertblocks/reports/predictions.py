@@ -177,25 +177,25 @@ def _retrieval(records: Sequence[Record]) -> Html:
     names = ["1", "2", "3", "4 to 10", "11 to 100", "above 100"]
     counts = Counter(names[_rank_group(record["rank"])] for record in records)
     ranks = bar_chart("Rank of the right text", {name: float(counts[name]) for name in names}, "queries")
-    points = [
-        {"nearest": r["nearest_cosine"], "right text": r["gold_cosine"], "query": cut_text(r["query"])}
-        for r in records[:MAX_DOTS]
-    ]
-    cosines = scatter_chart("Cosine of the right text against that of the nearest", points, "nearest", "right text")
-    gap = [r["nearest_cosine"] - r["gold_cosine"] for r in records]
+    measure = "score" if "gold_score" in records[0] else "cosine"
+    right, first = f"gold_{measure}", f"nearest_{measure}"
+    points = [{"nearest": r[first], "right text": r[right], "query": cut_text(r["query"])} for r in records[:MAX_DOTS]]
+    title = f"{measure.capitalize()} of the right text against that of the nearest"
+    measures = scatter_chart(title, points, "nearest", "right text")
+    gap = [r[first] - r[right] for r in records]
     order = sorted(range(len(records)), key=lambda i: (-records[i]["rank"], -gap[i]))
-    nearest = sorted(range(len(records)), key=lambda i: -records[i]["gold_cosine"])[: SHOWN // 2]
-    farthest = sorted(range(len(records)), key=lambda i: records[i]["gold_cosine"])[: SHOWN // 2]
+    nearest = sorted(range(len(records)), key=lambda i: -records[i][right])[: SHOWN // 2]
+    farthest = sorted(range(len(records)), key=lambda i: records[i][right])[: SHOWN // 2]
     rows = [
-        (name, *texts, r["rank"], round(r["gold_cosine"], 4), round(r["nearest_cosine"], 4))
+        (name, *texts, r["rank"], round(r[right], 4), round(r[first], 4))
         for name, chosen in (("worst rank", order[:SHOWN]), ("nearest", nearest), ("farthest", farthest))
         for r in (records[i] for i in chosen)
         if (texts := [show_text(r[key]) for key in ("query", "gold", "nearest")])
     ]
-    columns = ["why", "query", "right text", "nearest text", "rank", "cosine of the right text", "of the nearest"]
+    columns = ["why", "query", "right text", "nearest text", "rank", f"{measure} of the right text", "of the nearest"]
     is_right = [float(record["rank"] == 1) for record in records]
     return join(
-        section("Retrieval", figures([ranks, cosines, *by_length(records, is_right)])),
+        section("Retrieval", figures([ranks, measures, *by_length(records, is_right)])),
         section("Examples", table(columns, rows, is_searchable=True, filters=["why"])),
     )
 

@@ -65,6 +65,8 @@ class FineTuneTask(ABC):
     refits_head: ClassVar[bool] = False
     #: Whether a sentence encoder already does almost what the task asks.
     starts_from_embeddings: ClassVar[bool] = False
+    #: Whether a checkpoint with the task's head already does almost what the task asks.
+    starts_from_head: ClassVar[bool] = False
     #: How token vectors are pooled, for tasks that make embeddings, and all that the start's files say about these.
     pooling: str = "mean"
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -95,6 +97,10 @@ class FineTuneTask(ABC):
         """Takes the labels from the config of a fine-tuned model, before any file is read."""
         return
 
+    def head_of(self, folder: Path) -> str:
+        """Returns the head to load from a checkpoint, by its name in `bertblocks.load`."""
+        return self.model_task
+
     def config_changes(self) -> dict[str, Any]:
         """Returns the config keys that follow from the examples, such as the labels."""
         return {}
@@ -118,6 +124,10 @@ class FineTuneTask(ABC):
     def add_partners(self, chosen: np.ndarray, keys: UInt64) -> np.ndarray:
         """Adds the examples that a batch needs next to the chosen ones, given by index; `keys` make it random."""
         return chosen
+
+    def draw(self, items: Sequence[Any], keys: UInt64) -> Sequence[Any]:
+        """Chooses at random, by a key for each item, what a step uses of the features in a batch."""
+        return items
 
     def fit_head(self, model: Any, features: Sequence[Any]) -> bool:
         """Fits a new head to the frozen encoder. Returns False if the task does not do that."""

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained
-from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, find_kind, read_settings
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import (
     CrossEncoderSettings,
     make_activation,
-    read_cross_encoder,
+    read_settings_of_any,
 )
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
@@ -345,5 +345,4 @@ def _load(
     folder = find_checkpoint(source)
     model, report = load_trained(folder, task)
     report.log(with_unread=task is None)
-    settings = read_cross_encoder(folder) if find_kind(folder) == "cross-encoder" else read_settings(folder)
-    return model, load_tokenizer_if_any(folder), settings
+    return model, load_tokenizer_if_any(folder), read_settings_of_any(folder)

@@ -149,10 +149,27 @@ class EmbedSettings(FineTuneSettings):
             )
 
 
+class RerankSettings(FineTuneSettings):
+    query: str | None = None
+    """The column of the query. This column and the next three are found by name or content if not given."""
+    document: str | None = None
+    """The column of the document, or of a list of documents."""
+    negative: str | None = None
+    """The column of documents that are not relevant. None: all columns with names such as negative_1."""
+    label: str | None = None
+    """The column of labels (1 or 0), scores, or a teacher's scores."""
+    loss: Literal["bce", "cross_entropy", "margin_mse", "mse"] | None = None
+    """None: cross_entropy over lists with negatives, margin_mse for a teacher's scores, bce for labels and scores from
+    0 to 1, mse for other scores."""
+    negatives: Count = 7
+    """For cross_entropy and margin_mse: how many negatives a list has; of more, others are drawn in every epoch."""
+
+
 #: By task.
 SETTINGS: dict[str, type[FineTuneSettings]] = {
     "classify": ClassifySettings,
     "tag": TagSettings,
     "answer": AnswerSettings,
     "embed": EmbedSettings,
+    "rerank": RerankSettings,
 }

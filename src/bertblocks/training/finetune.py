@@ -26,6 +26,7 @@ from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask, Scores
 from bertblocks.tasks.classify.methods import AnyMethodTask
 from bertblocks.tasks.embed.task import EmbedTask
+from bertblocks.tasks.rerank.task import RerankTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
 from bertblocks.training.checkpoints import MARKER, CheckpointFolder, describe_removed
@@ -41,7 +42,9 @@ from bertblocks.training.finetune_run import (
 )
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
-TASKS: dict[str, type[FineTuneTask]] = {task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask)}
+TASKS: dict[str, type[FineTuneTask]] = {
+    task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask, RerankTask)
+}
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
 #: The defaults of version 0.1.0 that have changed since.
@@ -63,7 +66,7 @@ def finetune(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> FinetuneResult:
-    """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer` or `embed`.
+    """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer`, `embed` or `rerank`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
     examples are held out for evaluation. The returned model is scored on `test`, if given, once and at the end. The

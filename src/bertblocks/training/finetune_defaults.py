@@ -19,6 +19,8 @@ GENTLE_RATE, GENTLE_EPOCHS = 2e-5, 3
 FEW_EXAMPLES, FEW_RATE = 1000, 5e-5
 #: Few examples are repeated until training has this many steps, but at most `MAX_EPOCHS` times (Mosbach et al., 2021).
 MIN_STEPS, MAX_EPOCHS = 200, 20
+#: A list of documents is several examples in one, so fewer make a batch and an epoch teaches more.
+LIST_BATCH, LIST_EPOCHS = 16, 3
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def choose(
             rate = min(rate, GENTLE_RATE)
         elif is_small:
             rate = min(rate, FEW_RATE)
+        if method == "lists":
+            batch_size, epochs = LIST_BATCH, LIST_EPOCHS
         if is_gentle:
             epochs = GENTLE_EPOCHS
         else:

@@ -128,7 +128,9 @@ class FinetuneRun:
         task.check([*held_out, *(self.test or ())], tokenizer, max_length)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
-        is_gentle = task.starts_from_embeddings and embedder.is_sentence_encoder
+        is_gentle = (task.starts_from_embeddings and embedder.is_sentence_encoder) or (
+            task.starts_from_head and start.has_trained_head
+        )
         self.choices = choose(settings, task.method, len(features), start.parameters, is_gentle, defaults)
         if task.compares_examples and self.choices.batch_size % self.world.size:
             raise ValueError(

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_with_report
-from bertblocks.checkpoints.sentence_transformers import MODULES, read_settings
+from bertblocks.checkpoints.sentence_transformers import find_kind
+from bertblocks.checkpoints.sentence_transformers.cross_encoder import read_settings_of_any
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
@@ -51,13 +52,13 @@ class Embedder:
 
 def read_embedder(source: str | Path) -> Embedder:
     folder = find_checkpoint(source)
-    return Embedder(read_settings(folder).pooling, (folder / MODULES).is_file())
+    return Embedder(read_settings_of_any(folder).pooling, find_kind(folder) == "embedder")
 
 
 def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
     """Loads a checkpoint with the task's head. The head is new unless the checkpoint has one with the same labels."""
     folder = find_checkpoint(source)
-    loaded, report = load_with_report(folder, task.model_task, torch.float32)  # a new head is expected
+    loaded, report = load_with_report(folder, task.head_of(folder), torch.float32)  # a new head is expected
     tokenizer = load_tokenizer_if_any(folder)
     if tokenizer is None:
         raise ValueError(f"{source}: there is no tokenizer next to the model.")
@@ -66,7 +67,7 @@ def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel
             f"{source} is quantized to {loaded.config.quantization}; fine-tune the original model instead."
         )
     model = with_config(loaded, task.config_changes())
-    settings = read_settings(folder)
+    settings = read_settings_of_any(folder)
     task.use_model(model, settings)
     size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))
     max_length = model.config.max_position_embeddings - model.config.position_offset

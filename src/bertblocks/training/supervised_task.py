@@ -60,8 +60,9 @@ class SupervisedTask(TrainingTask):
         positions = np.arange(first, last)
         epochs, ranks = np.divmod(positions, len(self.features))
         chosen = permute(ranks, len(self.features), combine("examples", self.settings.seed, epochs))
-        chosen = self.task.add_partners(chosen, combine("partners", self.settings.seed, positions))
-        return [self.features[index] for index in chosen.tolist()], {"example": last}
+        keys = combine("partners", self.settings.seed, positions)
+        chosen = self.task.add_partners(chosen, keys)
+        return self.task.draw([self.features[index] for index in chosen.tolist()], keys), {"example": last}
 
     def collate(self, step: int, items: Sequence[Any]) -> FlatBatch:
         return self.task.batch(items)
