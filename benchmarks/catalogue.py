@@ -7,6 +7,7 @@ from functools import partial
 
 from benchmarks.encoding import LENGTHS, any_uniform, deberta, long_text, ragged, stack, uniform
 from benchmarks.masked_lm import masked_lm
+from benchmarks.rerank import rerank
 from benchmarks.sentences import sentences
 from benchmarks.workload import Settings, Workload
 
@@ -29,6 +30,7 @@ ROWS: dict[str, Builder] = {
     "masked-lm-modernbert-ragged": partial(masked_lm, "modernbert", False),
     "masked-lm-modernbert-full": partial(masked_lm, "modernbert", True),
     "sentences": sentences,
+    "rerank": rerank,
 }
 #: How cost grows with length.
 STACKS: dict[str, Builder] = {

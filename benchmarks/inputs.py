@@ -12,6 +12,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,8 +100,7 @@ def _data_set_texts(folder: Path) -> dict[str, list[str]]:
     if (questions := folder / "banking77" / "test.csv").exists():
         with questions.open(encoding="utf-8", newline="") as file:
             found["Banking77"] = [row["text"] for row in csv.DictReader(file)]
-    if (paragraphs := folder / "xquad" / "xquad.en.json").exists():
-        articles = json.loads(paragraphs.read_text(encoding="utf-8"))["data"]
+    if (articles := xquad_articles(folder)) is not None:
         found["XQuAD"] = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
     return found
 
@@ -111,6 +111,13 @@ def sts_pairs(folder: Path | None) -> list[tuple[str, str, float]] | None:
         return None
     with file.open(encoding="utf-8", newline="") as rows:
         return [(first, second, float(score)) for first, second, score in csv.reader(rows)]
+
+
+def xquad_articles(folder: Path | None) -> list[dict[str, Any]] | None:
+    """Articles of XQuAD with their paragraphs and questions, or None if the folder does not have it."""
+    if folder is None or not (file := folder / "xquad" / "xquad.en.json").exists():
+        return None
+    return json.loads(file.read_text(encoding="utf-8"))["data"]
 
 
 @cache

@@ -53,6 +53,10 @@ class HiddenStates(nn.Module):
 class Graphs:
     """One model exported to ONNX with dynamic batch size and length, and what other runtimes build from it."""
 
+    inputs: tuple[str, ...] = INPUTS
+    #: What makes the graph's output of a model.
+    wrapper: type[nn.Module] = HiddenStates
+
     def __init__(
         self, model: PreTrainedModel, name: str, folder: Path, threads: int, calibration: Batch | None = None
     ) -> None:
@@ -65,16 +69,17 @@ class Graphs:
         need("onnx", "onnxscript")
         target = self.folder / f"{self.name}.onnx"
         batch = make_batch([24, 40, 32], self.model.config.vocab_size)
+        batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
         with quietly():
             torch.onnx.export(
-                HiddenStates(self.model).eval(),
-                tuple(batch[name] for name in INPUTS),
+                self.wrapper(self.model).eval(),
+                tuple(batch[name] for name in self.inputs),
                 target,
                 dynamo=True,
-                dynamic_shapes=(free, free),
-                input_names=INPUTS,
-                output_names=["hidden"],
+                dynamic_shapes=(free,) * len(self.inputs),
+                input_names=self.inputs,
+                output_names=["output"],
                 verbose=False,
             )
         return target
@@ -104,7 +109,7 @@ class Graphs:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        return lambda batch: torch.from_numpy(session.run(None, {name: batch[name].numpy() for name in INPUTS})[0])
+        return lambda batch: torch.from_numpy(session.run(None, {name: batch[name].numpy() for name in self.inputs})[0])
 
     @cached_property
     def openvino(self) -> Callable[[Batch], Tensor]:
@@ -120,7 +125,7 @@ class Graphs:
         import nncf
         import openvino
 
-        samples = nncf.Dataset([tuple(self.calibration[name].numpy() for name in INPUTS)])
+        samples = nncf.Dataset([tuple(self.calibration[name].numpy() for name in self.inputs)])
         with quietly():
             quantized = nncf.quantize(
                 openvino.Core().read_model(self.file),
@@ -139,4 +144,4 @@ class Graphs:
             "PERFORMANCE_HINT": "LATENCY",
         }
         compiled = openvino.Core().compile_model(graph, "CPU", options)
-        return lambda batch: torch.from_numpy(compiled([batch[name].numpy() for name in INPUTS])[0])
+        return lambda batch: torch.from_numpy(compiled([batch[name].numpy() for name in self.inputs])[0])
