@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ THEIRS, THEIRS_SORTED = "sentence-transformers predict, batches of 32", "sentenc
 OPENVINO_INT8 = "OpenVINO int8 (static), sorted batches of 8"
 OURS, OURS_INT8 = "BertBlocks Predictor.rerank, fp32", "BertBlocks Predictor.rerank, int8"
 PASSAGES, SENTENCES = 50, 50
-#: Pairs that measure the activation ranges of static int8.
-CALIBRATION = 8
+#: Pairs in a sorted batch, and those that measure the activation ranges of static int8.
+BATCH = 8
 LONGEST = 512
 
 
@@ -50,10 +50,14 @@ class PairGraphs(Graphs):
 
 
 class Rerankers:
-    """MiniLM with a head of one label, in the form that each contender needs, made on first use."""
+    """MiniLM with a head of one label, in the form that each contender needs, made on first use.
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    The head is the direction in which the pooled vectors of the documents differ most. Scores of a random head differ
+    so little that int8 could not be compared.
+    """
+
+    def __init__(self, query: str, documents: list[str], settings: Settings) -> None:
+        self.query, self.documents, self.settings = query, documents, settings
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint_folder(), model_max_length=LONGEST)
 
     @cached_property
@@ -63,8 +67,16 @@ class Rerankers:
         model = BertForSequenceClassification.from_pretrained(
             checkpoint_folder(), num_labels=1, dtype=torch.float32, **options
         )
-        nn.init.normal_(model.classifier.weight)  # scores that differ
-        return model.eval()
+        pooled: list[Tensor] = []
+        model.eval().classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+        with torch.inference_mode():
+            for start in range(0, len(self.documents), BATCH):
+                model(**self.tokenize(self.documents[start : start + BATCH]))
+        model.classifier._forward_pre_hooks.clear()
+        direction = torch.pca_lowrank(torch.cat(pooled), q=1)[2].T
+        with torch.no_grad():
+            model.classifier.weight.copy_(direction)
+        return model
 
     @cached_property
     def folder(self) -> Path:
@@ -73,50 +85,45 @@ class Rerankers:
         self.tokenizer.save_pretrained(folder)
         return folder
 
-    def predict(self, query: str, documents: list[str], batch_size: int) -> Callable[[], Tensor]:
+    def predict(self, batch_size: int) -> Callable[[], Tensor]:
         need("sentence_transformers")
         from sentence_transformers import CrossEncoder
 
         model = CrossEncoder(str(self.folder), device="cpu", activation_fn=nn.Identity())
-        pairs = [(query, document) for document in documents]
+        pairs = [(self.query, document) for document in self.documents]
         return lambda: model.predict(pairs, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
 
-    def rerank(self, query: str, documents: list[str], int8: bool) -> Callable[[], Tensor]:
+    def rerank(self, int8: bool) -> Callable[[], Tensor]:
         dtype = None if int8 else torch.float32
         predictor = Predictor(self.folder, dtype=dtype, threads=self.settings.threads, int8=int8)
 
         def run() -> Tensor:
-            scores = torch.empty(len(documents))
-            for ranked in predictor.rerank(query, documents):
+            scores = torch.empty(len(self.documents))
+            for ranked in predictor.rerank(self.query, self.documents):
                 scores[ranked.index] = ranked.score
             return scores.logit()  # its activation is the sigmoid
 
         return run
 
-    def openvino(self, query: str, documents: list[str]) -> Callable[[], Tensor]:
-        size = CALIBRATION
-        calibration = self.tokenize(query, documents[:: max(len(documents) // size, 1)][:size])
+    def openvino(self) -> Callable[[], Tensor]:
+        documents = self.documents
+        calibration = self.tokenize(documents[:: max(len(documents) // BATCH, 1)][:BATCH])
         graphs = PairGraphs(self.theirs, "reranker", self.settings.scratch, self.settings.threads, calibration)
         compiled = graphs.openvino_int8
 
         def run() -> Tensor:
             scores = torch.empty(len(documents))
             order = np.argsort([-len(document) for document in documents])
-            for start in range(0, len(order), size):
-                rows = order[start : start + size]
-                scores[torch.from_numpy(rows)] = compiled(self.tokenize(query, [documents[row] for row in rows]))[:, 0]
+            for start in range(0, len(order), BATCH):
+                rows = order[start : start + BATCH]
+                scores[torch.from_numpy(rows)] = compiled(self.tokenize([documents[row] for row in rows]))[:, 0]
             return scores
 
         return run
 
-    def tokenize(self, query: str, documents: list[str]) -> Batch:
-        pairs = [query] * len(documents), documents
+    def tokenize(self, documents: list[str]) -> Batch:
+        pairs = [self.query] * len(documents), documents
         return dict(self.tokenizer(*pairs, padding=True, truncation="longest_first", return_tensors="pt"))
-
-
-@cache
-def get_rerankers(settings: Settings) -> Rerankers:
-    return Rerankers(settings)
 
 
 def passages(folder: Path | None) -> tuple[str, str, list[str]]:
@@ -137,15 +144,15 @@ def passages(folder: Path | None) -> tuple[str, str, list[str]]:
 def rerank(settings: Settings) -> Workload:
     """Both peers sort pairs by length; smaller batches waste less on padding."""
     source, query, documents = passages(settings.data)
-    models = get_rerankers(settings)
+    models = Rerankers(query, documents, settings)
     return Workload(
         f"reranking, MiniLM with 6 layers, one query and {len(documents)} ragged passages ({source})",
         [
-            Contender(THEIRS, lambda: models.predict(query, documents, 32)),
-            Contender(THEIRS_SORTED, lambda: models.predict(query, documents, 8)),
-            Contender(OPENVINO_INT8, lambda: models.openvino(query, documents), exact=False),
-            Contender(OURS, lambda: models.rerank(query, documents, int8=False)),
-            Contender(OURS_INT8, lambda: models.rerank(query, documents, int8=True), exact=False),
+            Contender(THEIRS, lambda: models.predict(32)),
+            Contender(THEIRS_SORTED, lambda: models.predict(8)),
+            Contender(OPENVINO_INT8, models.openvino, exact=False),
+            Contender(OURS, lambda: models.rerank(int8=False)),
+            Contender(OURS_INT8, lambda: models.rerank(int8=True), exact=False),
         ],
         # one row, so that int8 is compared by how it orders documents
         compared=lambda scores: (scores - scores.mean())[None],

@@ -30,6 +30,7 @@ USES = {
     ),
     "ForMaskedLM": ("fill-mask", 'predictor.fill_mask([f"Anna lives in {predictor.tokenizer.mask_token}."])'),
 }
+RERANK = ("text-ranking", 'predictor.rerank("Where does Anna live?", ["Anna lives in Oslo.", "It rains."])')
 EMBED = ("feature-extraction", 'predictor.encode(["A sentence to embed."]).shape')
 
 
@@ -182,13 +183,20 @@ def _is_own(folder: Path) -> bool:
 
 
 def _is_embedder(folder: Path) -> bool:
-    return (folder / "modules.json").is_file()
+    return (folder / "modules.json").is_file() and not _is_cross_encoder(folder)
+
+
+def _is_cross_encoder(folder: Path) -> bool:
+    path = folder / "config_sentence_transformers.json"
+    return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
 def _use(folder: Path) -> tuple[str, str]:
     """The Hub's name of the model's task, and code that does it."""
     config = _config(folder)
     name = next(iter(config.get("architectures") or []), "")
+    if _is_cross_encoder(folder):
+        return RERANK
     if _is_embedder(folder):
         return "sentence-similarity", EMBED[1]
     if config.get("causal"):
