@@ -46,13 +46,20 @@ FAMILIES = {
         BertConfig(vocab_size=120, max_position_embeddings=40, num_labels=1, **SIZES)
     ),
     "roberta": lambda: RobertaForSequenceClassification(
-        RobertaConfig(vocab_size=330, max_position_embeddings=42, num_labels=1, **{**SIZES, "pad_token_id": 1})
+        RobertaConfig(vocab_size=330, max_position_embeddings=43, num_labels=1, **{**SIZES, "pad_token_id": 2})
     ),
     "modernbert": lambda: ModernBertForSequenceClassification(
         ModernBertConfig(vocab_size=330, max_position_embeddings=40, num_labels=1, **SIZES)
     ),
     "deberta": lambda: DebertaV2ForSequenceClassification(
-        DebertaV2Config(vocab_size=120, max_position_embeddings=40, num_labels=1, relative_attention=True, **SIZES)
+        DebertaV2Config(
+            vocab_size=120,
+            max_position_embeddings=40,
+            num_labels=1,
+            relative_attention=True,
+            pos_att_type=["c2p", "p2c"],
+            **SIZES,
+        )
     ),
 }
 QUERY, LONG_QUERY = "plain words?", "two leading trailing words don't " * 5
