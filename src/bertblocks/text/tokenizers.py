@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,8 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+#: Ids stay below this. The tokenizers library counts from 0 to the largest id, and keeps each number that is missing.
+MAX_TOKEN_ID = 2**24
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -55,6 +58,9 @@ def _check(tokenizer: PreTrainedTokenizerBase) -> None:
     length = tokenizer.model_max_length
     if not isinstance(length, (int, float)) or not length >= 1:
         raise ValueError(f"model_max_length is {short_repr(length)}; it must be a number of tokens")
+    token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1), default=("", 0))
+    if largest >= MAX_TOKEN_ID:
+        raise ValueError(f"the token {short_repr(token)} has the id {largest}; ids must be below {MAX_TOKEN_ID}")
     ids = tokenizer("a", "b")["input_ids"]
     if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
         raise ValueError("it does not turn texts into token ids")
