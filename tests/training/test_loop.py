@@ -285,6 +285,18 @@ def test_metrics_show_what_the_routers_of_experts_did(tmp_path: Path) -> None:
     assert "router_load_4" not in line
 
 
+def test_metrics_of_routers_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
+    """A checkpoint in the middle of a window holds its sums, and a run that resumes from there continues them."""
+    lines = []
+    for name, every in (("whole", 100), ("each step", 1)):
+        options = [f"run.checkpoints.every={every}", "run.log_every=3", "phases.0.duration=3"]
+        train(tmp_path / name, *options, model=make_model(mlp_type="moe", num_experts=4))
+        (line,) = (line for line in read_metrics(tmp_path / name / "metrics.jsonl") if "loss" in line)
+        lines.append({key: value for key, value in line.items() if key.startswith("router")})
+    assert lines[0] == lines[1]
+    assert sum(lines[0][f"router_load_{expert}"] for expert in range(4)) == pytest.approx(1.0)
+
+
 def test_a_dense_model_has_no_metrics_of_routers(tmp_path: Path) -> None:
     train(tmp_path, "phases.0.duration=1")
     assert not any(key.startswith("router") for line in read_metrics(tmp_path / "metrics.jsonl") for key in line)

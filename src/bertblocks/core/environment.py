@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: the machine, the versions, the command and the data."""
+"""What a result depends on besides the code: the machine, its memory, the versions, the command and the data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bertblocks import __version__
 from bertblocks.core.cpu import allowed_cpus, cpu_flags, cpu_info
 from bertblocks.core.storage import checksum, list_files
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import torch
 
 #: Libraries whose versions can change a result.
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -31,6 +40,23 @@ def describe_machine() -> dict[str, str | int]:
         "instructions": ", ".join(notable),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes so far: of tensors on a GPU, or of the whole process on a CPU. None if the system does not tell.
+
+    Example:
+        >>> import torch
+        >>> peak_memory(torch.device("cpu")) > 10 * 2**20
+        True
+    """
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def describe_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:

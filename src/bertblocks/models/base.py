@@ -149,6 +149,14 @@ class BertBlocksPreTrainedModel(PreTrainedModel):
             model.requires_grad_(False)  # loading creates new parameters
         return (model, info) if want_info else model
 
+    def written(self) -> dict[str, BertBlocksPreTrainedModel]:
+        """The models that a training run writes, by the names of their folders."""
+        return {"model": self}
+
+    def written_weights(self, name: str) -> dict[str, Tensor]:
+        """The weights of a written model that differ from those it is trained with."""
+        return {}
+
     def set_rope_theta(self, theta: float) -> None:
         """Changes the RoPE theta of the global layers, for training on longer texts; local layers keep theirs.
 

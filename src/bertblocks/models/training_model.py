@@ -25,12 +25,7 @@ class TrainingModel(BertBlocksPreTrainedModel):
         raise NotImplementedError
 
     def written(self) -> dict[str, BertBlocksPreTrainedModel]:
-        """The parts that a run writes, by the names of their folders."""
         return {"model": self.language_model}
-
-    def written_weights(self, name: str) -> dict[str, Tensor]:
-        """The weights of a written part that differ from those it is trained with."""
-        return {}
 
     def set_rope_theta(self, theta: float) -> None:
         for part in self.written().values():

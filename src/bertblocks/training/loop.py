@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from bertblocks.core.environment import peak_memory
 from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
@@ -31,7 +30,7 @@ from bertblocks.training.precision import autocast, choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
-from bertblocks.training.routing import routing_metrics
+from bertblocks.training.routing import RoutingMetrics
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.task import TrainingTask
@@ -102,6 +101,7 @@ class Trainer:
         self.ema = WeightAverage(self.model, run.ema) if run.ema else None
         precision = choose_precision(run.precision, world.device)
         self.state = TrainState(position=task.initial_position(), precision=precision)
+        self.routing = RoutingMetrics(self.model)
         self.evaluation: dict[str, float] = {}
         self._received = 0
         self._signal: int | None = None
@@ -144,8 +144,9 @@ class Trainer:
             self._step(prepared)
             after_step()
             state.step, state.position = prepared.step + 1, prepared.next_position
-            # all processes follow the clock of the main one, so that they agree on when a time budget is used up
-            (seconds,) = self.world.sum([time.perf_counter() - started if self.world.is_main else 0.0])
+            seconds = time.perf_counter() - started
+            if self.task.budget is not None:  # processes follow the main one's clock, to agree on when it is used up
+                (seconds,) = self.world.sum([seconds if self.world.is_main else 0.0])
             state.seconds += seconds
             state.window["seconds"] = state.window.get("seconds", 0.0) + seconds
             is_last = self._is_finished()
@@ -216,7 +217,6 @@ class Trainer:
         counts = [sum(batch.counts[term] for batch in prepared.batches) for term in terms]
         *counts, tokens = map(int, world.sum([*counts, sum(batch.input_ids.numel() for batch in prepared.batches)]))
         sums = torch.zeros(len(terms), device=world.device)
-        routed: dict[str, float] = {}
         for number, batch in enumerate(prepared.batches):
             torch.manual_seed(int(combine("dropout", self.run.seed, step, world.rank, number)[0] >> 1))
             with gradient_sync(self.parallel_model, is_last=number == len(prepared.batches) - 1):
@@ -226,13 +226,11 @@ class Trainer:
                 # processes average their gradients, but the loss needs their sum
                 self.scaler.scale(parts.sum() * world.size).backward()
                 sums += parts.detach()
-            for key, value in routing_metrics(self.model).items():
-                routed[key] = routed.get(key, 0.0) + value / len(prepared.batches) / world.size
+            self.routing.add(1 / len(prepared.batches) / world.size)
         *means, received = world.sum([*sums.tolist(), float(self._received)])
-        routed = dict(zip(routed, world.sum(list(routed.values())), strict=True)) if routed else {}
         self._signal = (self._received or signal.SIGTERM) if received else None
         norm = self._update(step, sum(means), prepared)
-        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step, routed)
+        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
 
     def _update(self, step: int, loss: float, prepared: PreparedStep) -> float:
         """Clips gradients and takes the step if loss and gradients are finite. Returns the gradient norm."""
@@ -275,20 +273,21 @@ class Trainer:
 
     # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
-    def _accumulate(
-        self, means: dict[str, float], norm: float, tokens: int, step: int, routed: dict[str, float]
-    ) -> None:
+    def _accumulate(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
         """Adds a step to the sums for the next line of metrics."""
         self.state.tokens += tokens
         slots = self.task.step_info(step).get("slots", 0)
         added = {"steps": 1, "tokens": tokens, "slots": slots, "loss": sum(means.values()), "gradient_norm": norm}
         if len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
-        for key, value in {**added, **routed}.items():
+        for key, value in added.items():
             self.state.window[key] = self.state.window.get(key, 0.0) + value
 
     def _log(self, is_last: bool) -> None:
         state, window = self.state, self.state.window
+        is_due = is_last or state.step % self.run.log_every == 0
+        if is_due:
+            self.routing.move_to(window, self.world)
         steps, seconds = window["steps"], max(window["seconds"], 1e-9)
         line: dict[str, Any] = {
             "step": state.step,
@@ -296,8 +295,9 @@ class Trainer:
             **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient", "router"))},
             "learning_rate": state.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
-            "memory": peak_memory(self.world.device),
         }
+        if (memory := peak_memory(self.world.device)) is not None:
+            line["memory"] = memory
         if window["slots"]:
             line["packing"] = window["tokens"] / window["slots"]
         line |= {key: value for key, value in self.task.step_info(state.step - 1).items() if key != "slots"}
@@ -305,7 +305,7 @@ class Trainer:
         if self.task.budget is not None:
             seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
         self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": seconds_left})
-        if is_last or state.step % self.run.log_every == 0:
+        if is_due:
             self._write({**line, "seconds": state.seconds})
             window.clear()
 
@@ -365,6 +365,7 @@ class Trainer:
 
     def _save(self) -> None:
         state = self.state
+        self.routing.move_to(state.window, self.world)
         state.scaler = self.scaler.state_dict()
         state.random = {"seed": self.run.seed, "step": state.step}
         snapshot = Snapshot(self.model, self.optimizers, self.ema)
@@ -378,13 +379,6 @@ class Trainer:
             self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
 
         self.world.run_on_main(work)
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most bytes so far: of tensors on a GPU, or of the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def compile_feed_forward(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from bertblocks.core.console import make_console
 from bertblocks.core.messages import short_repr
 from bertblocks.core.requirements import require_packages
 from bertblocks.core.storage import atomic_entries, read_json, write_json
-from bertblocks.models import TrainingModel
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.ops.cpu import flushed_denormals
 from bertblocks.objectives import SentenceOrder
 from bertblocks.reports.model_card import Card, write_card
@@ -249,10 +249,8 @@ def _finish(
     return PretrainResult(recipe.folder, outcome, world.is_main, metrics, filled)
 
 
-def final_models(model: Any) -> dict[str, Snapshot]:
+def final_models(model: BertBlocksPreTrainedModel) -> dict[str, Snapshot]:
     """The models that a run writes, by the names of their folders."""
-    if not isinstance(model, TrainingModel):
-        return {"model": Snapshot(model, [], None)}
     snapshots = {}
     for name, part in model.written().items():
         part.config.architectures = [type(part).__name__]
