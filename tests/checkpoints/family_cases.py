@@ -221,6 +221,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         variants=(
             {"hidden_act": "relu", "layer_norm_eps": 1e-3, "conv_kernel_size": 3, "embedding_size": 32},
             {"num_attention_heads": 2, "head_ratio": 4, "classifier_dropout": 0.3, "tie_word_embeddings": False},
+            {"num_groups": 2},
         ),
         restore=hide_padding_from_convolutions,
     ),

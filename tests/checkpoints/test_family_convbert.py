@@ -31,9 +31,26 @@ def test_padding_changes_nothing_in_bertblocks() -> None:
     torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_grouped_feed_forward_layers_raise() -> None:
-    with pytest.raises(ConfigError, match="num_groups is 2 in this convbert config; BertBlocks supports 1 only"):
-        read_config(ConvBertConfig(num_groups=2))
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_grouped_feed_forward_layers_open_both_ways(groups: int) -> None:
+    """As ConvBERT medium-small. Biases are drawn at random, because a model is initialized without any."""
+    theirs = ConvBertModel(ConvBertConfig(**SIZES, num_groups=groups, pad_token_id=0)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3)
+    ours = from_huggingface(theirs)
+    assert (ours.config.mlp_type, ours.config.mlp_groups) == ("grouped", groups)
+    again = to_huggingface(ours)
+    assert again.config.num_groups == groups
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in theirs.state_dict().items())
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids)[0], theirs(ids)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_plain_model_has_one_group() -> None:
+    config = read_config(ConvBertConfig(**SIZES))
+    assert config.mlp_type == "mlp"
 
 
 def test_a_model_without_its_convolution_is_not_written_as_convbert() -> None:

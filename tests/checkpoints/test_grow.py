@@ -258,3 +258,9 @@ def test_modernbert_base_grows_to_modernbert_large() -> None:
         )
     mapped = depth_map(small, large)
     assert [small.config.layer_types[layer] for layer in mapped] == large.config.layer_types
+
+
+def test_block_diagonal_projections_cannot_grow() -> None:
+    small, large = (tiny_config(mlp_type="grouped", **sizes) for sizes in ({}, DOUBLE))
+    with pytest.raises(ValueError, match="mlp_type is 'grouped'; only full projections can grow"):
+        grow(BertBlocksForMaskedLM(small), large)

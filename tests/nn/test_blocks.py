@@ -27,6 +27,7 @@ from bertblocks import (
     SequenceLayout,
 )
 from bertblocks.analysis import analyze
+from bertblocks.analysis.flops import FEED_FORWARD, count_flops
 from bertblocks.models import masked_lm as masked_lm_file
 from bertblocks.nn import mlp as mlp_file
 from bertblocks.nn import norm as norm_file
@@ -36,6 +37,7 @@ from bertblocks.nn.backends import EagerBackend
 from bertblocks.nn.block import get_block
 from bertblocks.nn.head import QuestionAwareHead
 from bertblocks.nn.initialization import INITIALIZATIONS, register_initialization
+from bertblocks.nn.linear import GroupedLinear
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.ngpt import NGPTBlock
 from bertblocks.nn.norm import get_norm
@@ -304,7 +306,29 @@ def test_glu_activates_the_first_half_of_its_up_projection(activation: Any) -> N
     torch.testing.assert_close(mlp(x), expected)
 
 
-@pytest.mark.parametrize("mlp_type", ["mlp", "glu"])
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_a_grouped_mlp_equals_an_mlp_with_block_diagonal_matrices(groups: Any) -> None:
+    config = tiny_config(mlp_type="grouped", mlp_groups=groups)
+    mlp, plain = randomize(get_mlp(config)), get_mlp(tiny_config(mlp_type="mlp"))
+    with torch.no_grad():
+        for name in ("up", "down"):
+            grouped, full = getattr(mlp, name), getattr(plain, name)
+            full.weight.copy_(torch.block_diag(*grouped.weight.chunk(groups)))
+            full.bias.copy_(grouped.bias)
+    x = torch.randn(5, 32)
+    torch.testing.assert_close(mlp(x), plain(x))
+    model, wide = BertBlocksForMaskedLM(config), BertBlocksForMaskedLM(tiny_config())
+    assert groups * count_flops(model, 10)[FEED_FORWARD] == count_flops(wide, 10)[FEED_FORWARD]
+    model.quantize("int8")
+    assert isinstance(model.model.encoder.layers[0].mlp.up, GroupedLinear)
+
+
+def test_groups_must_divide_the_sizes() -> None:
+    with pytest.raises(ConfigError, match="mlp_groups is 3; it must divide hidden_size = 32"):
+        tiny_config(mlp_type="grouped", mlp_groups=3)
+
+
+@pytest.mark.parametrize("mlp_type", ["mlp", "glu", "grouped"])
 def test_feed_forward_biases_follow_the_config(mlp_type: Any) -> None:
     for in_bias, out_bias in ((True, False), (False, True)):
         mlp = get_mlp(tiny_config(mlp_type=mlp_type, mlp_in_bias=in_bias, mlp_out_bias=out_bias))

@@ -95,6 +95,10 @@ EXPERTS: list[dict[str, Any]] = [
     {"layer_overrides": {1: {"mlp_type": "moe", "experts_per_token": 1, "shared_expert": True}}},
     {"mlp_type": "moe", "num_experts": 3, "normalize_expert_weights": False, "num_hidden_groups": 1},
 ]
+GROUPED: list[dict[str, Any]] = [
+    {"mlp_type": "grouped"},
+    {"layer_overrides": {1: {"mlp_type": "grouped", "mlp_groups": 4}}, "norm_pos": "pre", "mlp_in_bias": False},
+]
 SPANS: list[dict[str, Any]] = [
     {"span_convolution": True, "span_conv_size": 3},
     {"span_convolution": True, "span_conv_size": 1, "norm_pos": "pre", "num_kv_heads": 2, "qk_norm": True},
@@ -175,6 +179,7 @@ CHOICES = [
     *SCALES,
     *NORM_SCALING,
     *EXPERTS,
+    *GROUPED,
     *SPANS,
     *GATES,
     *SINKS,

@@ -287,6 +287,8 @@ def unit_map(axis: str, old: BertBlocksConfig, new: BertBlocksConfig) -> Tensor:
         units = unit_map("output", old, new)
         return torch.cat([units, units + getattr(old, SIZE_OF["output"])]) if old.mlm_head_glu else units
     if axis == "up":
+        if old.mlp_type == "grouped":
+            raise ValueError("mlp_type is 'grouped'; only full projections can grow.")
         kind = old.expert_type if old.mlp_type == "moe" else old.mlp_type
         parts = NGPTMLP.num_up if old.ngpt else getattr(MLPS[kind], "num_up", 1)
         inner = _tile(old.intermediate_size, new.intermediate_size)

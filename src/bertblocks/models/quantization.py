@@ -1,7 +1,8 @@
 """int8 inference: 8-bit weights and activations, multiplied by the CPU's integer instructions.
 
 The linear layers of the encoder, the masked-LM head and its decoder are quantized. Embedding tables, norms, the
-attention products, BERT's pooler, routers and the small output layer of a classifier keep their precision.
+attention products, BERT's pooler, routers, grouped layers and the small output layer of a classifier keep their
+precision.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from bertblocks.core.registry import nearest
 from bertblocks.models.quantization_accuracy import Accuracy, collect_outputs, compare_outputs
-from bertblocks.nn.linear import Linear
+from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.nn.ops.int8 import describe
 from bertblocks.nn.quantized import QuantizedLinear, QuantizedMLP
 
@@ -79,7 +80,8 @@ def replace_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             is_decoder = name == "decoder" and isinstance(child, nn.Linear)
-            if is_decoder or (isinstance(child, Linear) and child.role not in ("classifier", "router")):
+            is_layer = isinstance(child, Linear) and not isinstance(child, GroupedLinear)
+            if is_decoder or (is_layer and child.role not in ("classifier", "router")):
                 put(parent, name, QuantizedLinear.from_linear(child))  # type: ignore[arg-type]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from bertblocks.nn.ops.linear import linear
@@ -28,6 +29,20 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+class GroupedLinear(Linear):
+    """A block-diagonal linear layer: each group of outputs reads its own group of inputs. The weight has the columns of
+    one group, `[out, in / groups]`.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, role: str, groups: int) -> None:
+        super().__init__(in_features // groups, out_features, bias, role, parts=[out_features // groups] * groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.unflatten(0, (len(self.parts), -1))  # [groups, out / groups, in / groups]
+        y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (len(self.parts), -1)), weight).flatten(-2)
+        return y if self.bias is None else y + self.bias
 
 
 def is_untouched(module: nn.Module, kind: type[nn.Linear] = Linear) -> bool:

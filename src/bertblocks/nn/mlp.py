@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.dropout import Dropout
-from bertblocks.nn.linear import Linear, is_untouched
+from bertblocks.nn.linear import GroupedLinear, Linear, is_untouched
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
 
@@ -103,6 +105,34 @@ class GLU(MLP):
         gate_bias, value_bias = (None, None) if self.up.bias is None else self.up.bias.chunk(2)
         gate = activated_linear(x, gate_weight, gate_bias, self.activation_name)
         return multiplied_linear(x, value_weight, value_bias, gate)
+
+
+@register_mlp("grouped")
+class GroupedMLP(MLP):
+    """An mlp with block-diagonal projections, which have as many times fewer weights as groups, as in ConvBERT
+    medium-small (Jiang et al., 2020).
+    """
+
+    evidence = "Its paper (arXiv 2008.02496) uses it to save parameters; BertBlocks has not compared it."
+    keys: ClassVar[dict[str, Key]] = {
+        "mlp_groups": Key(int, 2, "Number of groups into which inputs and outputs are cut.", 2, 2**12, per_layer=True)
+    }
+
+    def __init__(self, groups: int, **options: Any) -> None:
+        super().__init__(**options)
+        sizes = options["hidden_size"], options["intermediate_size"]
+        self.up = GroupedLinear(*sizes, options["in_bias"], "up", groups)
+        self.down = GroupedLinear(*reversed(sizes), options["out_bias"], "out", groups)
+
+    @classmethod
+    def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
+        for name in ("hidden_size", "intermediate_size"):
+            size = getattr(config, name)
+            yield "mlp_groups", size % config.mlp_groups != 0, f"it must divide {name} = {size}"
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig) -> Self:
+        return cls(config.mlp_groups, **mlp_options(config))
 
 
 class NGPTMLP(GLU):

@@ -19,7 +19,7 @@ from bertblocks.checkpoints.sentence_transformers.cross_encoder import read_sett
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
-from bertblocks.nn.linear import Linear
+from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 from bertblocks.training.optimizers import decay_groups
@@ -151,4 +151,5 @@ def _is_trained(part: nn.Module) -> bool:
 
 
 def _takes_lora(name: str, module: nn.Module) -> bool:
-    return isinstance(module, Linear) and _LAYER.search(name) is not None
+    is_plain = isinstance(module, Linear) and not isinstance(module, GroupedLinear)  # LoRA's matrices have all columns
+    return is_plain and _LAYER.search(name) is not None

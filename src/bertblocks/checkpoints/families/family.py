@@ -75,11 +75,15 @@ class Rule:
     when: Callable[[BertBlocksConfig], bool] | None = None
     #: Whether theirs have one more dimension, of size 1, at the end.
     is_column: bool = False
+    #: The number of groups of a block-diagonal matrix, which theirs store as `[groups, in, out]` if it is more than 1.
+    groups: Callable[[BertBlocksConfig], int] | None = None
 
     def read(self, tensors: list[Tensor], config: BertBlocksConfig) -> Tensor:
         tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
         if self.is_column and tensor.dim() > 1 and tensor.shape[-1] == 1:
             tensor = tensor.squeeze(-1)
+        if self.groups is not None and tensor.dim() == 3:
+            tensor = tensor.transpose(1, 2).flatten(0, 1)
         order = None if self.row_order is None else self.row_order(config)
         # the loader reports a tensor of the wrong size
         return tensor if order is None or len(order) != len(tensor) else tensor[order]
@@ -88,6 +92,8 @@ class Rule:
         if self.row_order is not None:
             tensor = tensor[self.row_order(config).argsort()]
         tensor = tensor.unsqueeze(-1) if self.is_column else tensor
+        if self.groups is not None and self.groups(config) > 1 and tensor.dim() == 2:
+            tensor = tensor.unflatten(0, (self.groups(config), -1)).transpose(1, 2)
         parts = tensor.split(self.sizes(config)) if self.sizes is not None else tensor.chunk(len(self.theirs))
         return [part.contiguous() for part in parts]
 
@@ -106,8 +112,9 @@ def rule(
     row_order: Callable[[BertBlocksConfig], Tensor] | None = None,
     when: Callable[[BertBlocksConfig], bool] | None = None,
     is_column: bool = False,
+    groups: Callable[[BertBlocksConfig], int] | None = None,
 ) -> Rule:
-    return Rule(ours, theirs, sizes, row_order, when, is_column)
+    return Rule(ours, theirs, sizes, row_order, when, is_column, groups)
 
 
 def qkv_sizes(config: BertBlocksConfig) -> list[int]:

@@ -24,6 +24,20 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias
 
 
+class GroupedLinear(Linear):
+    """A block-diagonal linear layer, whose weight has the columns of one group: `[out, in / groups]`."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, groups: int) -> None:
+        super().__init__(in_features // groups, out_features, bias)
+        self.groups = groups
+
+    def __call__(self, x: Array) -> Array:
+        weight = self.weight[...].reshape(self.groups, -1, self.weight.shape[1])
+        parts = x.reshape(*x.shape[:-1], self.groups, -1)
+        y = jnp.einsum("...gi,goi->...go", parts, weight).reshape(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
 class Table(nnx.Module):
     """An embedding table. The row `padding`, if set, gets no gradient from lookups."""
 

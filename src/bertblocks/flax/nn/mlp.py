@@ -11,7 +11,7 @@ from jax import Array
 
 from bertblocks.core.registry import Registry
 from bertblocks.flax.nn.activation import get_activation
-from bertblocks.flax.nn.linear import Linear, dropout
+from bertblocks.flax.nn.linear import GroupedLinear, Linear, dropout
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,7 +47,7 @@ class MLP(nnx.Module):
         self.out_dropout = out_dropout
 
     @classmethod
-    def from_config(cls, config: BertBlocksConfig) -> Self:
+    def from_config(cls, config: BertBlocksConfig, **options: Any) -> Self:
         return cls(
             config.hidden_size,
             config.intermediate_size,
@@ -56,6 +56,7 @@ class MLP(nnx.Module):
             out_bias=config.mlp_out_bias,
             dropout=config.mlp_dropout,
             out_dropout=config.mlp_output_dropout,
+            **options,
         )
 
     def hidden(self, up: Array) -> Array:
@@ -75,6 +76,20 @@ class GLU(MLP):
     def hidden(self, up: Array) -> Array:
         gate, value = jnp.split(up, 2, axis=-1)
         return self.activation(gate) * value
+
+
+@register_mlp("grouped")
+class GroupedMLP(MLP):
+    """An mlp with block-diagonal projections, as in ConvBERT medium-small (Jiang et al., 2020)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, groups: int, **options: Any) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.up = GroupedLinear(hidden_size, intermediate_size, options["in_bias"], groups)
+        self.down = GroupedLinear(intermediate_size, hidden_size, options["out_bias"], groups)
+
+    @classmethod
+    def from_config(cls, config: BertBlocksConfig, **options: Any) -> Self:
+        return super().from_config(config, groups=config.mlp_groups, **options)
 
 
 class NGPTMLP(GLU):
