@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
+from bertblocks.core.console import escape_json, printable
 from bertblocks.core.console import make_console as make_console
-from bertblocks.core.console import printable
+from bertblocks.core.console import to_json_line as to_json_line
 from bertblocks.core.log import logger
 
 #: Wrapped text in a narrower column is hard to read.
@@ -31,10 +31,6 @@ class _EchoHandler(logging.Handler):
         typer.echo(printable(f"bertblocks: {note}{record.getMessage()}"), err=True)
 
 
-#: Control characters that JSON does not escape by itself, and halves of surrogate pairs, which have no bytes.
-_ESCAPED = re.compile(r"[\x7f-\x9f\ud800-\udfff]")
-
-
 def show_log() -> None:
     """Shows the library's log on stderr."""
     if not any(isinstance(handler, _EchoHandler) for handler in logger.handlers):
@@ -42,30 +38,14 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
-def to_json_line(value: Any, digits: int | None = None) -> str:
-    """Writes a value as one line of JSON; `digits` rounds arrays. Control characters are escaped."""
-
-    def convert(other: Any) -> Any:
-        if not hasattr(other, "tolist"):
-            return str(other)
-        numbers = other.tolist()
-        return numbers if digits is None else [round(number, digits) for number in numbers]
-
-    return _escape(json.dumps(value, ensure_ascii=False, default=convert))
-
-
 def print_json(value: Any) -> None:
-    typer.echo(_escape(json.dumps(value, indent=2, ensure_ascii=False)))
+    typer.echo(escape_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def print_event(event: dict[str, Any]) -> None:
     """Prints an event of a run as one line of JSON, at once."""
     typer.echo(to_json_line(event))
     sys.stdout.flush()
-
-
-def _escape(text: str) -> str:
-    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(message: str, err: bool = False) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -14,10 +11,9 @@ from typing import IO, Any
 from bertblocks.cli.output import to_json_line
 from bertblocks.core.log import logger
 from bertblocks.core.storage import atomic_file
+from bertblocks.text.table_files import TABLE_FORMATS, write_table
 
-ENDINGS = (".jsonl", ".csv", ".parquet", ".npy")
-#: Records that are converted to parquet at once.
-BATCH = 1000
+ENDINGS = (*TABLE_FORMATS, ".npy")
 
 
 class ResultFile:
@@ -81,91 +77,24 @@ class ResultFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.close()
-        write = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet, ".npy": _write_npy}
-        with atomic_file(self.path) as file:
-            count = write[self.path.suffix.lower()](self, file)
+        if self.path.suffix.lower() == ".npy":
+            with atomic_file(self.path) as file:
+                count = _write_npy(self, file)
+        else:
+            count = write_table(self.path, self.records)
         self.partial.unlink()
         return count
 
     def records(self) -> Iterator[dict[str, Any]]:
+        import numpy as np
+
         with open(self.partial, encoding="utf-8") as file:
             next(file)
             for line in file:
-                yield json.loads(line)[1]
-
-
-def _write_jsonl(results: ResultFile, file: IO[bytes]) -> int:
-    count = 0
-    for record in results.records():
-        file.write(to_json_line(record).encode() + b"\n")
-        count += 1
-    return count
-
-
-def _write_csv(results: ResultFile, file: IO[bytes]) -> int:
-    columns = list(dict.fromkeys(_to_cell(name) for record in results.records() for name in record))
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    count = 0
-    for record in results.records():
-        writer.writerow({_to_cell(name): _to_cell(value) for name, value in record.items()})
-        count += 1
-    text.detach()
-    return count
-
-
-def _to_cell(value: Any) -> Any:
-    """Text as it is, except halves of surrogate pairs, which cannot be written; lists and objects as JSON."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    return to_json_line(value) if isinstance(value, (list, dict)) else value
-
-
-def _write_parquet(results: ResultFile, file: IO[bytes]) -> int:
-    """A column whose values do not have a common type becomes text."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError("a .parquet file needs pyarrow: pip install pyarrow, then run the command again.") from error
-    import numpy as np
-
-    def batches() -> Iterator[list[dict[str, Any]]]:
-        records = results.records()
-        while rows := list(itertools.islice(records, BATCH)):
-            for row in rows:
-                if "embedding" in row:
-                    row["embedding"] = np.asarray(row["embedding"], np.float32)
-            yield rows
-
-    types: dict[str, Any] = {}
-    for rows in batches():
-        for name in dict.fromkeys(key for row in rows for key in row):
-            types[name] = _common_type(pa, types.get(name, pa.null()), [row.get(name) for row in rows])
-    count = 0
-    schema = pa.schema([(_to_cell(name), kind) for name, kind in types.items()])
-    with parquet.ParquetWriter(file, schema) as writer:
-        for rows in batches():
-            columns = [_to_array(pa, [row.get(name) for row in rows], kind) for name, kind in types.items()]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-            count += len(rows)
-    return count
-
-
-def _common_type(pa: Any, known: Any, values: list[Any]) -> Any:
-    try:
-        schemas = [pa.schema([("", known)]), pa.schema([("", pa.array(values).type)])]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except (pa.ArrowException, ValueError, OverflowError):
-        return pa.string()
-
-
-def _to_array(pa: Any, values: list[Any], kind: Any) -> Any:
-    if kind != pa.string():
-        return pa.array(values).cast(kind)
-    cells = [_to_cell(value) for value in values]
-    return pa.array([cell if cell is None or isinstance(cell, str) else to_json_line(cell) for cell in cells])
+                record = json.loads(line)[1]
+                if "embedding" in record and self.path.suffix.lower() == ".parquet":
+                    record["embedding"] = np.asarray(record["embedding"], np.float32)
+                yield record
 
 
 def _write_npy(results: ResultFile, file: IO[bytes]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -15,6 +16,8 @@ PIPE_WIDTH = 100_000
 #: Escape sequences and other control characters; newlines and tabs are harmless. Halves of surrogate pairs cannot be
 #: printed at all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Control characters that JSON does not escape by itself, and halves of surrogate pairs, which have no bytes.
+_ESCAPED = re.compile(r"[\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -27,6 +30,23 @@ def printable(text: str) -> str:
         '\\\\x1b[31mred'
     """
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def to_json_line(value: Any, digits: int | None = None) -> str:
+    """Writes a value as one line of JSON; `digits` rounds arrays. Control characters are escaped."""
+
+    def convert(other: Any) -> Any:
+        if not hasattr(other, "tolist"):
+            return str(other)
+        numbers = other.tolist()
+        return numbers if digits is None else [round(number, digits) for number in numbers]
+
+    return escape_json(json.dumps(value, ensure_ascii=False, default=convert))
+
+
+def escape_json(text: str) -> str:
+    """Escapes what JSON leaves as it is but a terminal or a file cannot take."""
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class SafeConsole(Console):
