@@ -26,6 +26,7 @@ ROOMS = [
     "objectives",
     "inference",
     "tasks",
+    "search",
     "training",
     "evaluation",
     "flax",

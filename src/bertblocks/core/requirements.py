@@ -15,6 +15,7 @@ EXTRAS = {
     "seqeval": ("seqeval", "training"),
     "sklearn": ("scikit-learn", "training"),
     "tensorboard": ("tensorboard", "training"),
+    "usearch": ("usearch", "search"),
     "vl_convert": ("vl-convert-python", "training"),
     "trackio": ("trackio", "trackers"),
     "wandb": ("wandb", "trackers"),
