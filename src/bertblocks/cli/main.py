@@ -21,7 +21,9 @@ from bertblocks.cli.families import families
 from bertblocks.cli.fill_mask import fill_mask
 from bertblocks.cli.finetune import FinetuneCommand, finetune
 from bertblocks.cli.generate import generate
+from bertblocks.cli.index import index
 from bertblocks.cli.merge import merge
+from bertblocks.cli.mine import mine
 from bertblocks.cli.output import show_log
 from bertblocks.cli.plan import plan
 from bertblocks.cli.presets import presets
@@ -31,6 +33,7 @@ from bertblocks.cli.report import report
 from bertblocks.cli.rerank import rerank
 from bertblocks.cli.runs import runs
 from bertblocks.cli.schema import schema
+from bertblocks.cli.search import search
 from bertblocks.cli.tag import tag
 
 app = typer.Typer(
@@ -44,6 +47,8 @@ for command in (embed, classify, tag, answer, rerank, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
 for command in (evaluate, runs, report):
+    app.command()(command)
+for command in (index, search, mine):
     app.command()(command)
 for command in (pretrain, plan, schema, convert, quantize, merge, families, presets, describe, compare):
     app.command()(command)

@@ -244,7 +244,7 @@ def _open(options: PredictOptions) -> Predictor:
     transformers.logging.disable_progress_bar()
     return Predictor(
         options.model,
-        device=_check_device(options.device),
+        device=check_device(options.device),
         dtype=None if options.dtype is None else getattr(torch, options.dtype),
         int8=options.int8,
         threads=options.threads,
@@ -252,7 +252,7 @@ def _open(options: PredictOptions) -> Predictor:
     )
 
 
-def _check_device(name: str | None) -> str | None:
+def check_device(name: str | None) -> str | None:
     import torch
 
     if name is not None:
@@ -308,7 +308,7 @@ def read_files(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
     """Reads inputs from the files of the command."""
     from bertblocks.text.records import ReadOptions
 
-    files, columns = options.file or [], _parse_columns(options.column or [], roles)
+    files, columns = options.file or [], parse_columns(options.column or [], roles)
     on_bad = bad.add if options.on_error == "skip" else None
     inputs = read_inputs(files, roles, columns, ReadOptions.parse(options.read or []), on_bad)
     for note in inputs.notes:
@@ -316,7 +316,7 @@ def read_files(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
     return inputs, inputs.total
 
 
-def _parse_columns(columns: list[str], roles: Roles) -> dict[str, str]:
+def parse_columns(columns: list[str], roles: Roles) -> dict[str, str]:
     from bertblocks.core.registry import nearest
 
     given = {}

@@ -114,7 +114,7 @@ def read_documents(
     """
     given = dict(columns or {})
     id_column = given.pop("id", None)
-    inputs = read_inputs(files, Roles([("text",)]), given, options, on_bad)
+    inputs = read_inputs(files, Roles([("text",), ("document",)]), given, options, on_bad)
     return Documents(_to_documents(inputs, id_column, on_bad), inputs.total, inputs.notes)
 
 

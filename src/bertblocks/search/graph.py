@@ -12,7 +12,7 @@ import numpy as np
 from bertblocks.core.storage import PARTIAL
 from bertblocks.search.ranking import Ranking, TopK
 from bertblocks.search.segments import Segment
-from bertblocks.search.vectors import Precision, pack, search_exactly
+from bertblocks.search.vectors import search_exactly
 
 #: Neighbours of a document in the graph, and candidates while documents are added and searched. With these, 99 of 100
 #: true neighbours of random vectors are found; real vectors are easier.
@@ -22,26 +22,30 @@ OVERSAMPLE = 4
 ADD_ROWS = 4096
 
 
-def _make(dimensions: int, precision: Precision) -> Any:
-    """int8 numbers for all precisions but binary: hits are scored again, and the graph is a quarter of the size."""
+def _make(dimensions: int) -> Any:
+    """The graph has int8 numbers, whatever the index has: hits are scored again with the stored vectors."""
     from usearch.index import Index
 
-    kind = {"metric": "hamming", "dtype": "b1"} if precision == "binary" else {"metric": "cos", "dtype": "i8"}
-    options = {"connectivity": CONNECTIVITY, "expansion_add": EXPANSION_ADD, "expansion_search": EXPANSION_SEARCH}
-    return Index(ndim=-(-dimensions // 8) * 8 if precision == "binary" else dimensions, **kind, **options)
+    return Index(
+        ndim=dimensions,
+        metric="cos",
+        dtype="i8",
+        connectivity=CONNECTIVITY,
+        expansion_add=EXPANSION_ADD,
+        expansion_search=EXPANSION_SEARCH,
+    )
 
 
 def build_graph(
     target: Path,
     segments: Sequence[Segment],
-    precision: Precision,
     dimensions: int,
     previous: Path | None,
     first: int,
     on_progress: Callable[[int], None],
 ) -> None:
     """Adds the documents with number `first` or higher to the graph `previous`, or to an empty one."""
-    graph = _make(dimensions, precision)
+    graph = _make(dimensions)
     if previous is not None:
         graph.load(str(previous))
     for segment in segments:
@@ -49,8 +53,7 @@ def build_graph(
         rows = rows[segment.numbers(rows) >= first]
         for start in range(0, len(rows), ADD_ROWS):
             part = rows[start : start + ADD_ROWS]
-            vectors = segment.stored_vectors(part) if precision == "binary" else segment.vectors(part)
-            graph.add(segment.numbers(part).astype(np.uint64), vectors)
+            graph.add(segment.numbers(part).astype(np.uint64), segment.vectors(part))
             on_progress(len(part))
     partial = target.with_name(f".{target.name}{PARTIAL}")
     graph.save(str(partial))
@@ -62,17 +65,14 @@ def build_graph(
 class Graph:
     """A graph on disk that is searched without being loaded."""
 
-    def __init__(self, path: Path, precision: Precision, dimensions: int) -> None:
-        self.precision = precision
-        self._index = _make(dimensions, precision)
+    def __init__(self, path: Path, dimensions: int) -> None:
+        self._index = _make(dimensions)
         self._index.view(str(path))
 
     def candidates(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """Numbers of documents near each query `[n, dimensions]`, more than `k` if there are more."""
         count = min(k * OVERSAMPLE, len(self._index))
         self._index.expansion_search = max(EXPANSION_SEARCH, 2 * count)
-        if self.precision == "binary":
-            queries, _ = pack(queries, "binary")
         matches = self._index.search(queries, count)
         keys = np.atleast_2d(matches.keys)
         counts = np.atleast_1d(matches.counts) if len(queries) > 1 else [keys.shape[1]]

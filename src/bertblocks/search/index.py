@@ -228,10 +228,11 @@ class SearchIndex:
         rankings = self.rank(queries, depth, mode, exact, candidates)
         found = [self.hits(ranking) for ranking in rankings]
         if rerank is not None:
-            found = self._reranker(rerank)(queries, found, top_k)
+            found = self.reranker(rerank)(queries, found, top_k)
         return found
 
-    def _reranker(self, source: Any) -> Reranker:
+    def reranker(self, source: Any) -> Reranker:
+        """The reranker in a folder, opened once, or one around a predictor."""
         if not isinstance(source, (str, Path)):
             return Reranker(source)
         if str(source) not in self._rerankers:
@@ -253,10 +254,10 @@ class SearchIndex:
         depth = max(k, candidates) if mode == "hybrid" else k
         dense = sparse = None
         if mode != "sparse":
-            dense = self.rank_vectors(_collect(self.models.encode(queries, "query")), depth, exact)
+            dense = self.rank_vectors(self.models.encode_all(queries, "query"), depth, exact)
         if mode != "dense":
             best = TopK(len(queries), depth)
-            search_postings(self.segments, _collect(self.models.encode_sparse(queries, "query")), best)
+            search_postings(self.segments, self.models.encode_all(queries, "query", is_sparse=True), best)
             sparse = best.rankings
         if dense is not None and sparse is not None:
             return [fuse(pair, k) for pair in zip(dense, sparse, strict=True)]
@@ -271,8 +272,7 @@ class SearchIndex:
             search_exactly([(segment, 0) for segment in self.segments], queries, best)
             return best.rankings
         if self._graph is None:
-            settings = self.manifest.settings
-            self._graph = Graph(self.folder / graph.file.path, settings.precision, self.manifest.dimensions)
+            self._graph = Graph(self.folder / graph.file.path, self.manifest.dimensions)
         return search_graph(self._graph, graph.until, self.segments, queries, k)
 
     def hits(self, ranking: Ranking) -> list[Hit]:
@@ -300,12 +300,3 @@ class SearchIndex:
 
     def __repr__(self) -> str:
         return f"SearchIndex({str(self.folder)!r}, documents={len(self):,})"
-
-
-def _collect(results: Iterable[Any]) -> list[Any]:
-    """Results of which none may be an error."""
-    found = list(results)
-    for result in found:
-        if isinstance(result, Exception):
-            raise result
-    return found

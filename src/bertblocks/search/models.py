@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ from bertblocks.core.storage import checksum, list_files
 from bertblocks.search.manifest import IndexSettings, ModelIdentity, SearchIndexError
 from bertblocks.tasks.predictor import Predictor
 
-#: Makes a predictor of a folder with options such as `device`; tests replace it.
-OpenPredictor = Callable[..., Any]
 #: Files that say something about a model but do not change it.
 _NOTES = (".md", ".txt.license", ".png", ".html")
 
@@ -39,10 +37,9 @@ class IndexModels:
         dense: ModelIdentity | None,
         sparse: ModelIdentity | None,
         options: dict[str, Any],
-        open_predictor: OpenPredictor = Predictor,
     ) -> None:
         self.folder, self.settings, self.dense, self.sparse = folder, settings, dense, sparse
-        self.options, self._open_predictor = options, open_predictor
+        self.options = options
         self._opened: dict[str, Any] = {}
 
     def replace_sources(self, model: str | Path | None, sparse: str | Path | None) -> None:
@@ -66,6 +63,14 @@ class IndexModels:
         terms = self.settings.sparse_terms if role == "document" else None
         return self._open("sparse").stream("encode_sparse", texts, return_exceptions=True, role=role, top_k=terms)
 
+    def encode_all(self, texts: Iterable[str], role: str, is_sparse: bool = False) -> list[Any]:
+        """The vectors of texts; the first error is raised."""
+        found = list(self.encode_sparse(texts, role) if is_sparse else self.encode(texts, role))
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return found
+
     def _open(self, role: str) -> Any:
         if role not in self._opened:
             known = self.dense if role == "model" else self.sparse
@@ -82,7 +87,7 @@ class IndexModels:
                     f"The {role} of {self.folder}, {known.source}, is not there any more; name its new place."
                 ) from error
             check_identity(self.folder, role, known, found)
-            self._opened[role] = self._open_predictor(known.source, too_long=self.settings.too_long, **self.options)
+            self._opened[role] = Predictor(known.source, too_long=self.settings.too_long, **self.options)
         return self._opened[role]
 
 

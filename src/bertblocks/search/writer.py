@@ -215,7 +215,6 @@ class IndexWriter:
         build_graph(
             target,
             segments,
-            manifest.settings.precision,
             manifest.dimensions,
             None if old is None else self.folder / old.file.path,
             until,
