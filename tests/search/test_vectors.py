@@ -93,18 +93,14 @@ def test_approximate_search_sees_new_documents_and_not_removed_ones(fake: Path, 
     assert index.manifest.graph.documents == len(index)  # built again, because half of it was removed
 
 
-def test_search_does_not_copy_the_vectors(fake: Path, tmp_path: Path) -> None:
-    vectors = random_vectors(4096, 256)  # 4 MiB
-    index = SearchIndex.build(
-        tmp_path / "index", ({"id": n, "text": write(row)} for n, row in enumerate(vectors)), model=fake
-    )
-    vectors_module_block = vectors_module.BLOCK_ROWS
-    vectors_module.BLOCK_ROWS = 256
+def test_search_does_not_copy_the_vectors(fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = random_vectors(2048, 128)  # 1 MiB
+    index = build(tmp_path / "index", fake, vectors)
+    monkeypatch.setattr(vectors_module, "BLOCK_ROWS", 128)
+    tracemalloc.start()
     try:
-        tracemalloc.start()
         index.rank_vectors(vectors[:2], 10)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-        vectors_module.BLOCK_ROWS = vectors_module_block
     assert peak < vectors.nbytes / 10
