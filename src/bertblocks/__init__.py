@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from bertblocks.nn.position import register_position as register_position
     from bertblocks.nn.sharing import register_sharing as register_sharing
     from bertblocks.objectives.maskings import register_masking as register_masking
+    from bertblocks.search.documents import Hit as Hit
+    from bertblocks.search.index import SearchIndex as SearchIndex
+    from bertblocks.search.mining_run import mine as mine
     from bertblocks.tasks.answer.predictions import Answer as Answer
     from bertblocks.tasks.answer.predictions import Answers as Answers
     from bertblocks.tasks.classify.predictions import Classification as Classification
@@ -76,14 +79,17 @@ _HOMES = {
     "Classification": "tasks.classify.predictions",
     "ConfigError": "config",
     "Filling": "tasks.fill_mask",
+    "Hit": "search.documents",
     "Key": "core.keys",
     "Predictor": "tasks.predictor",
+    "SearchIndex": "search.index",
     "SequenceLayout": "nn.layout",
     "Tagged": "tasks.tag.predictions",
     "convert": "checkpoints.convert",
     "finetune": "training.finetune",
     "from_huggingface": "checkpoints.huggingface",
     "load": "checkpoints.load",
+    "mine": "search.mining_run",
     "preset_names": "config",
     "pretrain": "training.pretrain",
     "read_recipe": "training.recipe",

@@ -115,21 +115,15 @@ class Miner:
     def _filter(self, hits: list[Hit], positives: Sequence[str], lowest: float, counted: Counter[str]) -> list[Hit]:
         """The candidates in the range of ranks that the scores allow."""
         own = {text.strip() for text in positives}
-        others = []
-        seen: set[str] = set()
-        for hit in hits:
-            text = hit.text.strip()
-            if text in own:
-                counted[POSITIVE] += 1
-            elif text in seen:
-                counted[DUPLICATE] += 1
-            else:
-                others.append(hit)
-            seen.add(text)
+        others = [hit for hit in hits if hit.text.strip() not in own]
+        counted[POSITIVE] += len(hits) - len(others)
         first, last = self.settings.ranks
         left = []
+        seen: set[str] = set()
         for hit in others[first - 1 : last]:
-            reason = self._why_not(hit.score, lowest)
+            text = hit.text.strip()
+            reason = DUPLICATE if text in seen else self._why_not(hit.score, lowest)
+            seen.add(text)
             if reason is None:
                 left.append(hit)
             else:
