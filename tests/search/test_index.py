@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertblocks import BertBlocksModel, Predictor
+from bertblocks import BertBlocksForSequenceClassification, BertBlocksModel, Predictor
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
 from bertblocks.core.storage import lock_folder
 from bertblocks.search.documents import read_documents
@@ -267,3 +267,37 @@ def test_a_reader_keeps_its_state_while_segments_are_merged(
     writer.add([{"id": 2, "text": "0 3"}])
     assert [ranking.numbers.tolist() for ranking in reader.rank_vectors(vectors, 1)] == [[0], [1]]
     assert [ranking.numbers.tolist() for ranking in writer.rank_vectors(vectors, 1)] == [[0], [2]]
+
+
+# ---------------------------------------------------------------------- other models
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "reranker"
+    model = BertBlocksForSequenceClassification(tiny_config(vocab_size=120, num_labels=1, type_vocab_size=2))
+    model.save_pretrained(folder)
+    wrap("wordpiece").save_pretrained(folder)
+    return folder
+
+
+def test_a_real_reranker_orders_hits_by_its_own_scores(embedder: Path, reranker: Path, tmp_path: Path) -> None:
+    texts = ["two leading", "are here", "trailing don't", "xxxxxxxx été", "plain words"]
+    index = SearchIndex.build(tmp_path / "index", texts, model=embedder, threads=1)
+    scores = {entry.text: entry.score for entry in Predictor(reranker, threads=1).rerank("here", texts)}
+    hits = index.search(["here", "two"], top_k=3, rerank=reranker)[0]
+    assert [hit.text for hit in hits] == sorted(texts, key=lambda text: -scores[text])[:3]
+    assert [hit.score for hit in hits] == pytest.approx([scores[hit.text] for hit in hits], abs=1e-6)
+
+
+def test_models_of_other_kinds_are_rejected(embedder: Path, tmp_path: Path) -> None:
+    shutil.copytree(embedder, tmp_path / "sparse")
+    (tmp_path / "sparse" / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
+    message = r"sparse is of the kind .sparse-encoder.; an index needs an embedder as its model"
+    with pytest.raises(SearchIndexError, match=message):
+        SearchIndex.build(tmp_path / "index", ["two"], model=tmp_path / "sparse")
+    with pytest.raises(
+        SearchIndexError, match=r"is of the kind .embedder.; an index needs a sparse encoder as its sparse"
+    ):
+        SearchIndex.build(tmp_path / "index", ["two"], sparse=embedder)
+    assert not (tmp_path / "index").exists()

@@ -96,9 +96,9 @@ def _encode(
     """The documents that a model accepts, their vectors and their sparse vectors."""
     texts = [document.text for document in chunk]
     dense = sparse = None
-    if models.dense is not None:
+    if models.has("model"):
         dense = list(_count(models.encode(texts, "document"), on_progress))
-    if models.sparse is not None:
+    if models.has("sparse"):
         sparse = list(_count(models.encode_sparse(texts, "document"), on_progress))
     results = [vectors for vectors in (dense, sparse) if vectors is not None]
     good = []

@@ -61,7 +61,8 @@ class SearchIndex:
     ) -> SearchIndex:
         """Opens an index and verifies its files. `model` and `sparse` say where its models are now if they moved."""
         index = cls(folder, **options)
-        index.models.replace_sources(model, sparse)
+        index.models.use("model", model)
+        index.models.use("sparse", sparse)
         return index
 
     @classmethod
@@ -104,8 +105,8 @@ class SearchIndex:
                 raise SearchIndexError(f"{folder} is not an index yet; name an embedder, a sparse encoder, or both.")
             new = Manifest(
                 IndexSettings(**given),
-                None if model is None else identify(model),
-                None if sparse is None else identify(sparse),
+                None if model is None else identify(model, "model"),
+                None if sparse is None else identify(sparse, "sparse"),
             )
             return cls(folder, new, **options)
         index = cls(folder, **options)
@@ -115,13 +116,8 @@ class SearchIndex:
                 raise SearchIndexError(
                     f"{folder} has {name} = {known[name]!r}, but {name} is now {value!r}; choose another folder."
                 )
-        for role, source, identity in (
-            ("model", model, index.manifest.model),
-            ("sparse", sparse, index.manifest.sparse),
-        ):
-            if source is not None:
-                check_identity(folder, role, identity, identify(source))
-        index.models.replace_sources(model, sparse)
+        index.models.use("model", model)
+        index.models.use("sparse", sparse)
         return index
 
     def _load(self, manifest: Manifest | None = None) -> None:

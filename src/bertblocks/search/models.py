@@ -5,20 +5,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.core.storage import checksum, list_files
+from bertblocks.inference.splitting import TooLong
 from bertblocks.search.manifest import IndexSettings, ModelIdentity, SearchIndexError
 from bertblocks.tasks.predictor import Predictor
 
+Role = Literal["model", "sparse"]
 #: Files that say something about a model but do not change it.
-_NOTES = (".md", ".txt.license", ".png", ".html")
+_NOTES = (".md", ".png", ".html")
+#: By role: the kinds of folders that fit, and what they are called. None is a checkpoint without further files.
+_KINDS: dict[Role, tuple[tuple[str | None, ...], str]] = {
+    "model": ((None, "embedder"), "an embedder"),
+    "sparse": ((None, "sparse-encoder"), "a sparse encoder"),
+}
 
 
-def identify(source: str | Path) -> ModelIdentity:
-    """The absolute path or hub id of a model, and one SHA-256 over all of its files."""
+def identify(source: str | Path, role: Role | None = None) -> ModelIdentity:
+    """The absolute path or hub id of a model, and one SHA-256 over all of its files.
+
+    A folder of another kind than `role` needs is an error.
+    """
     folder = find_checkpoint(source)
+    kind = find_kind(folder)
+    if role is not None and kind not in _KINDS[role][0]:
+        raise SearchIndexError(f"{source} is of the kind {kind!r}; an index needs {_KINDS[role][1]} as its {role}.")
     digest = hashlib.sha256()
     for path in list_files(folder):
         name = path.relative_to(folder).as_posix()
@@ -34,22 +48,25 @@ class IndexModels:
         self,
         folder: Path,
         settings: IndexSettings,
-        dense: ModelIdentity | None,
+        model: ModelIdentity | None,
         sparse: ModelIdentity | None,
         options: dict[str, Any],
     ) -> None:
-        self.folder, self.settings, self.dense, self.sparse = folder, settings, dense, sparse
-        self.options = options
-        self._opened: dict[str, Any] = {}
+        self.folder, self.settings, self.options = folder, settings, options
+        self._known: dict[Role, ModelIdentity | None] = {"model": model, "sparse": sparse}
+        self._checked: set[Role] = set()
+        self._opened: dict[Role, Predictor] = {}
 
-    def replace_sources(self, model: str | Path | None, sparse: str | Path | None) -> None:
-        """Uses models at other places; they must be the recorded ones."""
-        for role, source in (("model", model), ("sparse", sparse)):
-            if source is not None:
-                known = self.dense if role == "model" else self.sparse
-                found = identify(source)
-                check_identity(self.folder, role, known, found)
-                self.__dict__["dense" if role == "model" else "sparse"] = found
+    def has(self, role: Role) -> bool:
+        return self._known[role] is not None
+
+    def use(self, role: Role, source: str | Path | None) -> None:
+        """Uses the model at another place if one is given; it must be the recorded one."""
+        if source is not None:
+            found = identify(source, role)
+            check_identity(self.folder, role, self._known[role], found)
+            self._known[role] = found
+            self._checked.add(role)
 
     def encode(self, texts: Iterable[str], role: str) -> Iterator[Any]:
         """Vectors of texts; `role` is "query" or "document". The error of a text takes the place of its vector."""
@@ -71,23 +88,21 @@ class IndexModels:
                 raise result
         return found
 
-    def _open(self, role: str) -> Any:
+    def _open(self, role: Role) -> Predictor:
         if role not in self._opened:
-            known = self.dense if role == "model" else self.sparse
+            known = self._known[role]
             if known is None:
-                remedy = "--model" if role == "model" else "--sparse"
-                raise SearchIndexError(
-                    f"{self.folder} has no {'dense' if role == 'model' else 'sparse'} vectors; "
-                    f"make an index with {remedy} for them."
-                )
-            try:
-                found = identify(known.source)
-            except FileNotFoundError as error:
-                raise SearchIndexError(
-                    f"The {role} of {self.folder}, {known.source}, is not there any more; name its new place."
-                ) from error
-            check_identity(self.folder, role, known, found)
-            self._opened[role] = Predictor(known.source, too_long=self.settings.too_long, **self.options)
+                kind, option = ("dense", "--model") if role == "model" else ("sparse", "--sparse")
+                raise SearchIndexError(f"{self.folder} has no {kind} vectors; make an index with {option} for them.")
+            if role not in self._checked:
+                try:
+                    self.use(role, known.source)
+                except FileNotFoundError as error:
+                    raise SearchIndexError(
+                        f"The {role} of {self.folder}, {known.source}, is not there any more; name its new place."
+                    ) from error
+            too_long = cast(TooLong, self.settings.too_long)
+            self._opened[role] = Predictor(known.source, too_long=too_long, **self.options)
         return self._opened[role]
 
 
