@@ -40,22 +40,20 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 48,
     "initializer_range": 0.3,
     "pad_token_id": 0,
+    "num_labels": 1,
 }
 FAMILIES = {
-    "bert": lambda: BertForSequenceClassification(
-        BertConfig(vocab_size=120, max_position_embeddings=40, num_labels=1, **SIZES)
-    ),
+    "bert": lambda: BertForSequenceClassification(BertConfig(vocab_size=120, max_position_embeddings=40, **SIZES)),
     "roberta": lambda: RobertaForSequenceClassification(
-        RobertaConfig(vocab_size=330, max_position_embeddings=43, num_labels=1, **{**SIZES, "pad_token_id": 2})
+        RobertaConfig(vocab_size=330, max_position_embeddings=43, **{**SIZES, "pad_token_id": 2})
     ),
     "modernbert": lambda: ModernBertForSequenceClassification(
-        ModernBertConfig(vocab_size=330, max_position_embeddings=40, num_labels=1, **SIZES)
+        ModernBertConfig(vocab_size=330, max_position_embeddings=40, **SIZES)
     ),
     "deberta": lambda: DebertaV2ForSequenceClassification(
         DebertaV2Config(
             vocab_size=120,
             max_position_embeddings=40,
-            num_labels=1,
             relative_attention=True,
             pos_att_type=["c2p", "p2c"],
             **SIZES,
@@ -71,7 +69,7 @@ def save(folder: Path, family: str = "bert", labels: int = 1) -> Path:
     model = FAMILIES[family]()
     if labels > 1:
         model = BertForSequenceClassification(
-            BertConfig(vocab_size=120, max_position_embeddings=40, num_labels=labels, **SIZES)
+            BertConfig(vocab_size=120, max_position_embeddings=40, **{**SIZES, "num_labels": labels})
         )
     model.save_pretrained(folder)
     tokenizer = wrap("wordpiece" if family in ("bert", "deberta") else "bpe")

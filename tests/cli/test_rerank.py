@@ -23,8 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 32, "initializer_range": 0.3, "max_position_embeddings": 40}
-    BertForSequenceClassification(BertConfig(vocab_size=120, num_labels=1, **sizes)).save_pretrained(folder)
+    sizes |= {"intermediate_size": 32, "initializer_range": 0.3, "max_position_embeddings": 40, "num_labels": 1}
+    BertForSequenceClassification(BertConfig(vocab_size=120, **sizes)).save_pretrained(folder)
     wrap("wordpiece").save_pretrained(folder)
     return str(folder)
 

@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reranker")
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"intermediate_size": 48, "initializer_range": 0.3, "max_position_embeddings": 40}
-    BertForSequenceClassification(BertConfig(vocab_size=120, num_labels=1, **sizes)).save_pretrained(folder)
+    sizes |= {"intermediate_size": 48, "initializer_range": 0.3, "max_position_embeddings": 40, "num_labels": 1}
+    BertForSequenceClassification(BertConfig(vocab_size=120, **sizes)).save_pretrained(folder)
     wrap("wordpiece").save_pretrained(folder)
     return folder
 

@@ -198,7 +198,7 @@ class Predictor:
     @overload
     def rerank(
         self,
-        query: Sequence[str],
+        query: list[str],
         documents: Sequence[Sequence[str]],
         *,
         top_k: int | None = None,
@@ -207,7 +207,7 @@ class Predictor:
 
     def rerank(
         self,
-        query: str | Sequence[str],
+        query: str | list[str],
         documents: Sequence[str] | Sequence[Sequence[str]],
         *,
         top_k: int | None = None,
@@ -220,10 +220,9 @@ class Predictor:
         """
         if isinstance(query, str):
             return next(self.stream("rerank", [(query, documents)], progress=progress, top_k=top_k))
-        queries, lists = list(query), list(documents)
-        if len(queries) != len(lists):
-            raise ValueError(f"There are {len(queries)} queries and {len(lists)} lists of documents; each needs one.")
-        return list(self.stream("rerank", list(zip(queries, lists, strict=True)), progress=progress, top_k=top_k))
+        if len(query) != len(documents):
+            raise ValueError(f"There are {len(query)} queries and {len(documents)} lists of documents; each needs one.")
+        return list(self.stream("rerank", list(zip(query, documents, strict=True)), progress=progress, top_k=top_k))
 
     # ------------------------------------------------------------------ running
 

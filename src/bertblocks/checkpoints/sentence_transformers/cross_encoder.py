@@ -129,8 +129,8 @@ def save_cross_encoder(
         with atomic_entries(folder) as scratch:
             save_native(model, scratch)
             save_tokenizer(tokenizer, scratch)
-            labels = settings.layers[-1].out_size if settings.layers else model.config.num_labels
-            _write_settings(scratch, settings, model, int(labels))
+            labels = head.size if settings.layers else model.config.num_labels
+            _write_settings(scratch, settings, model, labels)
     finally:
         model.base_model.embedding_head = head
 
