@@ -192,10 +192,28 @@ class SearchIndex:
     # ------------------------------------------------------------------ search
 
     @overload
-    def search(self, queries: str, **options: Any) -> list[Hit]: ...
+    def search(  # type: ignore[overload-overlap]
+        self,
+        queries: str,
+        *,
+        top_k: int = 10,
+        mode: Mode | None = None,
+        exact: bool = False,
+        rerank: str | Path | Any = None,
+        candidates: int = CANDIDATES,
+    ) -> list[Hit]: ...
 
     @overload
-    def search(self, queries: Sequence[str], **options: Any) -> list[list[Hit]]: ...
+    def search(
+        self,
+        queries: Sequence[str],
+        *,
+        top_k: int = 10,
+        mode: Mode | None = None,
+        exact: bool = False,
+        rerank: str | Path | Any = None,
+        candidates: int = CANDIDATES,
+    ) -> list[list[Hit]]: ...
 
     def search(
         self,

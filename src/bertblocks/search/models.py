@@ -71,9 +71,14 @@ class IndexModels:
     def encode(self, texts: Iterable[str], role: str) -> Iterator[Any]:
         """Vectors of texts; `role` is "query" or "document". The error of a text takes the place of its vector."""
         prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
-        named = {"prompt_name": role} if prompt is None else {"prompt": prompt}
-        predictor = self._open("model")
-        return predictor.stream("encode", texts, return_exceptions=True, dimensions=self.settings.dimensions, **named)
+        return self._open("model").stream(
+            "encode",
+            texts,
+            return_exceptions=True,
+            prompt=prompt,
+            prompt_name=role if prompt is None else None,
+            dimensions=self.settings.dimensions,
+        )
 
     def encode_sparse(self, texts: Iterable[str], role: str) -> Iterator[Any]:
         """Sparse vectors of texts, or their errors; documents keep their `sparse_terms` heaviest terms."""
