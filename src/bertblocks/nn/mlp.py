@@ -120,9 +120,9 @@ class GroupedMLP(MLP):
 
     def __init__(self, groups: int, **options: Any) -> None:
         super().__init__(**options)
-        sizes = options["hidden_size"], options["intermediate_size"]
-        self.up = GroupedLinear(*sizes, options["in_bias"], "up", groups)
-        self.down = GroupedLinear(*reversed(sizes), options["out_bias"], "out", groups)
+        size, inner = options["hidden_size"], options["intermediate_size"]
+        self.up = GroupedLinear(size, inner, options["in_bias"], "up", groups)
+        self.down = GroupedLinear(inner, size, options["out_bias"], "out", groups)
 
     @classmethod
     def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
