@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from bertblocks.tasks.fill_mask import Filling as Filling
     from bertblocks.tasks.predictor import Predictor as Predictor
     from bertblocks.tasks.tag.predictions import Tagged as Tagged
+    from bertblocks.training.distillation.distill import distill as distill
     from bertblocks.training.finetune import finetune as finetune
     from bertblocks.training.objective_sections import register_objective as register_objective
     from bertblocks.training.optimizer_sections import register_optimizer as register_optimizer
@@ -86,6 +87,7 @@ _HOMES = {
     "SequenceLayout": "nn.layout",
     "Tagged": "tasks.tag.predictions",
     "convert": "checkpoints.convert",
+    "distill": "training.distillation.distill",
     "finetune": "training.finetune",
     "from_huggingface": "checkpoints.huggingface",
     "load": "checkpoints.load",

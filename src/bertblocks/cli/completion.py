@@ -45,3 +45,11 @@ def complete_setting(ctx: Any, incomplete: str) -> list[str]:
 
     schema = SETTINGS.get(ctx.params.get("task"))
     return [] if schema is None else [f"{key}=" for key in schema.model_fields if key.startswith(incomplete)]
+
+
+def complete_distill_setting(ctx: Any, incomplete: str) -> list[str]:
+    """Settings of the method of distillation that has been typed."""
+    from bertblocks.training.distillation.settings import SETTINGS
+
+    schema = SETTINGS[ctx.params.get("method") or "embeddings"]
+    return [f"{key}=" for key in schema.model_fields if key.startswith(incomplete)]

@@ -27,16 +27,16 @@ class FinetuneCommand(TyperCommand):
         task = next((argument for argument in args if argument in SETTINGS), None)
         if task is not None and {"-h", "--help"} & {*args}:
             typer.echo(ctx.get_help())
-            _print_settings(SETTINGS[task])
+            print_settings(SETTINGS[task])
             raise typer.Exit
-        return super().parse_args(ctx, _read_options(args, SETTINGS[task].model_fields) if task else args)
+        return super().parse_args(ctx, read_options(args, SETTINGS[task].model_fields) if task else args)
 
 
-def _read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
+def read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
     """Turns `--epochs 3` and `--epochs=3` into the setting `epochs=3`.
 
     Example:
-        >>> _read_options(["classify", "--epochs", "3", "--batch-size=8", "--model", "m"], ["epochs", "batch_size"])
+        >>> read_options(["classify", "--epochs", "3", "--batch-size=8", "--model", "m"], ["epochs", "batch_size"])
         ['classify', 'epochs=3', 'batch_size=8', '--model', 'm']
     """
     result, rest = [], iter(arguments)
@@ -89,7 +89,7 @@ def finetune(
     from bertblocks.tasks.settings import SETTINGS
 
     if settings == ["list"]:
-        _print_settings(SETTINGS[task])
+        print_settings(SETTINGS[task])
         return
     if model is None or train is None:
         fail(f"--{'model' if model is None else 'train'} is missing; finetune {task} needs a model and examples.")
@@ -138,7 +138,8 @@ def _print(done: FinetuneResult, as_json: bool) -> None:
     console.print(f"\nModel and report: {folder}")
 
 
-def _print_settings(schema: Any) -> None:
+def print_settings(schema: Any) -> None:
+    """Prints the keys of a section with their defaults and meanings."""
     console = make_console()
     table = make_table(["key", "default", "meaning"], text_columns=3)
     for name, field in schema.model_fields.items():

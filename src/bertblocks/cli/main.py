@@ -15,6 +15,7 @@ from bertblocks.cli.classify import classify
 from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
 from bertblocks.cli.describe import describe
+from bertblocks.cli.distill import DistillCommand, distill
 from bertblocks.cli.embed import embed
 from bertblocks.cli.evaluate import evaluate
 from bertblocks.cli.families import families
@@ -46,6 +47,7 @@ app = typer.Typer(
 for command in (embed, classify, tag, answer, rerank, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
+app.command(cls=DistillCommand)(distill)
 for command in (evaluate, runs, report):
     app.command()(command)
 for command in (index, search, mine):

@@ -11,13 +11,25 @@ from bertblocks.core.log import logger
 from bertblocks.core.requirements import MissingPackageError
 from bertblocks.reports.charts import ChartError
 from bertblocks.reports.comparison import comparison_page
+from bertblocks.reports.distillation import distillation_page
 from bertblocks.reports.evaluation import evaluation_page
 from bertblocks.reports.finetuning import finetuning_page
 from bertblocks.reports.page import REPORT, Html, join, write_page
 from bertblocks.reports.pretraining import pretraining_page
 from bertblocks.reports.runs import Run
 
-PAGES = {"finetune": finetuning_page, "pretrain": pretraining_page, "evaluate": evaluation_page}
+PAGES = {
+    "finetune": finetuning_page,
+    "distill": distillation_page,
+    "pretrain": pretraining_page,
+    "evaluate": evaluation_page,
+}
+TITLES = {
+    "finetune": "Fine-tuning",
+    "distill": "Distillation",
+    "pretrain": "Pretraining",
+    "evaluate": "Evaluation",
+}
 #: A page of a run that is going loads itself again after so many seconds.
 REFRESH_SECONDS = 10
 
@@ -27,8 +39,7 @@ def write_report(runs: Sequence[Run], path: Path | None = None) -> Path:
     shown = [*runs[0].seeds] if len(runs) == 1 and len(runs[0].seeds) > 1 else list(runs)
     run = runs[0]
     if len(runs) == 1:
-        kind = {"finetune": "Fine-tuning", "pretrain": "Pretraining", "evaluate": "Evaluation"}[run.kind]
-        title = f"{kind}: {run.name}"
+        title = f"{TITLES[run.kind]}: {run.name}"
     else:
         title = f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
     body = PAGES[run.kind](shown[0]) if len(shown) == 1 else comparison_page(_named_apart(shown))

@@ -20,6 +20,7 @@ FACTS, METRICS, PREDICTIONS = "run.json", "metrics.jsonl", "predictions.jsonl"
 #: By kind of run: the file with its settings, and the file that completes it.
 KINDS = {
     "finetune": ("finetune.json", "results.json"),
+    "distill": ("distill.json", "results.json"),
     "pretrain": ("recipe.json", "result.json"),
     "evaluate": ("evaluation.json", "evaluation.json"),
 }
