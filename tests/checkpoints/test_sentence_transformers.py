@@ -95,7 +95,9 @@ def save_folder(folder: Path, *kinds: str, pooling: Any = "mean", encoder: str =
 
 
 def peer(folder: Path) -> Any:
-    return pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
 
 
 CHAINS: list[tuple[str, ...]] = [

@@ -21,7 +21,7 @@ from bertblocks.models import TASK_MODELS
 from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.classify.examples import TextExample
 from bertblocks.tasks.classify.task import ClassifyTask, balanced_weights
-from bertblocks.tasks.embed import task as embedding
+from bertblocks.tasks.embed import losses as embedding
 from bertblocks.tasks.embed.examples import EmbeddingExample
 from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.labels import Labels, find_labels
@@ -291,9 +291,10 @@ def test_the_contrastive_loss_equals_its_formula() -> None:
     for index, anchor in enumerate(parts[0]):
         scores = [20 * float(anchor @ other) for other in candidates]
         losses.append(math.log(sum(math.exp(score) for score in scores)) - scores[index])
-    assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
+    inputs = (*parts, torch.arange(4))
+    assert embedding.Contrast()(*inputs).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert embedding.contrast(parts).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
+        assert embedding.Contrast()(*inputs).item() == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
 def test_simcse_contrasts_each_text_with_itself_under_another_dropout() -> None:
@@ -344,6 +345,6 @@ def test_the_embedding_loss_is_the_mean_over_prefixes(dimensions: Any, score: An
         if score is None:
             expected.append(F.cross_entropy(left @ right.T * 20, torch.arange(3)))
         else:
-            expected.append(embedding.cosent((left * right).sum(-1), batch.labels))
+            expected.append(embedding.cosent((left * right).sum(-1), batch.labels[:, 0]))
     total = task.losses(model, batch)["loss"] / batch.counts["loss"]
     torch.testing.assert_close(total, torch.stack(expected).mean(), rtol=1e-4, atol=1e-6)

@@ -220,7 +220,6 @@ def test_the_method_follows_from_the_examples(
     ("settings", "pair", "message"),
     [
         ({}, "b", "it needs single texts, not pairs; use method=full"),
-        ({"micro_batch_size": 4}, None, "micro_batch_size must be unset"),
         ({"parallel": "fsdp"}, None, "it does not work with parallel=fsdp"),
     ],
 )

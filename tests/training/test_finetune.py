@@ -117,8 +117,6 @@ def test_cosines_are_trained_on_the_scale_of_the_scores(base: Any, files: Any, t
     path.write_text("text,text_pair,score\na,b,3.5\nb,c,3.5\n")
     with pytest.raises(DataError, match=r"stars\.csv: all scores are 3\.5; loss=cosine needs"):
         finetune("embed", base, path, path, tmp_path / "same", loss="cosine")
-    with pytest.raises(RecipeError, match=r"micro_batch_size.* is 4; embed compares all texts of a batch"):
-        finetune("embed", base, path, path, tmp_path / "parts", micro_batch_size=4)
 
 
 def test_simcse_trains_on_single_texts_and_is_scored_on_pairs(base: Any, files: Any, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def evaluate(
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
+    precisions: Annotated[
+        bool, typer.Option("--precisions", help="Also score embeddings that are stored as float16, int8 and bits.")
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(help="A folder for report.html, with the predictions and the scores that it shows."),
@@ -87,6 +90,8 @@ def evaluate(
             fail("MODEL is missing; give at least one model.")
         if int8 and (task in SUITES or task == "needle"):
             fail(f"--int8 works with tasks on files, not with {task}.")
+        if precisions and task != "embed":
+            fail(f"--precisions works with embed, not with {task}.")
         if report is not None:
             _prepare_report(report)
         if task == "needle":
@@ -96,7 +101,7 @@ def evaluate(
         elif task in SUITES:
             _suite(task, names, data, settings, as_json, report)
         elif data is not None:
-            _files(task, names, data, int8, settings, as_json, report)
+            _files(task, names, data, int8, precisions, settings, as_json, report)
     except (OSError, ValueError, TypeError) as error:
         fail(error)
 
@@ -121,6 +126,7 @@ def _files(
     names: list[str],
     data: str,
     int8: bool,
+    precisions: bool,
     settings: dict[str, Any],
     as_json: bool,
     report: Path | None,
@@ -128,9 +134,14 @@ def _files(
     from bertblocks.evaluation.evaluate import compare
     from bertblocks.evaluation.evaluate import evaluate as run
 
-    done = [run(task, name, data, int8, **settings) for name in names]
+    done = [run(task, name, data, int8, precisions, **settings) for name in names]
     differences = compare(done)
-    scores = [{"model": result.model, "examples": result.examples, "scores": result.scores} for result in done]
+    scores: list[dict[str, Any]] = [
+        {"model": result.model, "examples": result.examples, "scores": result.scores} for result in done
+    ]
+    for entry, result in zip(scores, done, strict=True):
+        if result.precisions:
+            entry["precisions"] = result.precisions
     values: dict[str, Any] = {"metric": done[0].metric, "models": scores}
     values["differences"] = [asdict(difference) for difference in differences]
     if report is not None:
@@ -143,6 +154,12 @@ def _files(
     for result in done:
         table.add_row(result.model, *(f"{value:.4f}" for value in result.scores.values()))
     print_table(console, f"{data}: {done[0].examples:,} examples", table)
+    for result in done if precisions else ():
+        table = make_table(["stored as", *result.scores, f"{result.metric} kept"])
+        for precision, own in result.precisions.items():
+            kept = own[result.metric] / result.scores[result.metric]
+            table.add_row(precision, *(f"{value:.4f}" for value in own.values()), f"{100 * kept:.1f} %")
+        print_table(console, f"{result.model}: precisions of vectors", table)
     if differences:
         table = make_table(["model", "difference", "from", "to"])
         for other in differences:

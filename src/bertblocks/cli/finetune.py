@@ -64,17 +64,18 @@ def finetune(
     ] = None,
     model: Annotated[str | None, typer.Option(help="A checkpoint folder of any family, or a hub id.")] = None,
     train: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Examples: csv, tsv, json, jsonl or parquet tables, CoNLL and CoNLL-U for tag, SQuAD json for answer, "
-            "or a datasets name (NAME, NAME:SPLIT, NAME:CONFIG:SPLIT)."
+            "or a datasets name (NAME, NAME:SPLIT, NAME:CONFIG:SPLIT). May be repeated for embed."
         ),
     ] = None,
     evaluation: Annotated[
-        str | None, typer.Option("--eval", help="Examples that select the best model; by default a part of --train.")
+        list[str] | None,
+        typer.Option("--eval", help="Examples that select the best model; by default a part of --train."),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(help="Examples on which the returned model is scored once, at the end.")
+        list[str] | None, typer.Option(help="Examples on which the returned model is scored once, at the end.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="The output folder; by default runs/TASK-NAME.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run in the folder.")] = False,
@@ -91,7 +92,7 @@ def finetune(
     if settings == ["list"]:
         print_settings(SETTINGS[task])
         return
-    if model is None or train is None:
+    if model is None or not train:
         fail(f"--{'model' if model is None else 'train'} is missing; finetune {task} needs a model and examples.")
     import transformers
 
@@ -103,9 +104,9 @@ def finetune(
     transformers.logging.disable_progress_bar()
     try:
         values = read_settings(settings or [], task)
-        options: dict[str, Any] = {"test": test, "overwrite": overwrite, "progress": not as_json}
+        options: dict[str, Any] = {"test": test or None, "overwrite": overwrite, "progress": not as_json}
         options["on_event"] = print_event if as_json else None
-        done = run(task, model, train, evaluation, output, **options, **values)
+        done = run(task, model, train[0] if len(train) == 1 else train, evaluation or None, output, **options, **values)
     except PeerFailedError as error:
         raise typer.Exit(1) from error
     except (OSError, ValueError, NonFiniteError) as error:

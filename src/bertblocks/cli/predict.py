@@ -172,7 +172,7 @@ def _predict(options: PredictOptions, prediction: Prediction) -> None:
             progress=sys.stderr.isatty() and (file is not None or not sys.stdout.isatty()),
             total=None if total is None else max(total - done, 0),
             return_exceptions=True,
-            **prediction.options,
+            **(prediction.options if file is None else file.stream_options(prediction.options)),
         )
         if not options.as_json and file is None:
             _print_row(list(prediction.header), prediction.header)

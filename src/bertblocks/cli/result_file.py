@@ -34,6 +34,10 @@ class ResultFile:
         self.done = 0
         self._header = to_json_line({"bertblocks": command}).encode() + b"\n"
         self._open_file: IO[bytes] | None = None
+        #: The numbers of embeddings, and the ranges of int8 once they are known.
+        self.precision: Any = command.get("precision", "float32")
+        self.ranges: Any = command.get("ranges")
+        self._fits_ranges = self.precision == "int8" and self.ranges is None
         if self.partial.exists():
             self._resume()
 
@@ -63,6 +67,17 @@ class ResultFile:
             file.truncate(end)
         logger.info(f"resuming {self.path} after {self.done:,} inputs")
 
+    @property
+    def vector_type(self) -> str:
+        """The numpy type of embeddings."""
+        from bertblocks.tasks.embed.vectors import TYPES
+
+        return TYPES[self.precision]
+
+    def stream_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of the predictor: ranges of int8 follow from all vectors, so these are collected as float32."""
+        return options | {"precision": "float32"} if self._fits_ranges else options
+
     def add(self, index: int, record: dict[str, Any]) -> None:
         """Adds the record of input number `index`."""
         self._file.write(to_json_line([index, record]).encode() + b"\n")
@@ -77,6 +92,8 @@ class ResultFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.close()
+        if self._fits_ranges:
+            self._fit_ranges()
         if self.path.suffix.lower() == ".npy":
             with atomic_file(self.path) as file:
                 count = _write_npy(self, file)
@@ -86,19 +103,48 @@ class ResultFile:
         return count
 
     def records(self) -> Iterator[dict[str, Any]]:
-        import numpy as np
-
         with open(self.partial, encoding="utf-8") as file:
             next(file)
             for line in file:
                 record = json.loads(line)[1]
-                if "embedding" in record and self.path.suffix.lower() == ".parquet":
-                    record["embedding"] = np.asarray(record["embedding"], np.float32)
-                yield record
+                yield record if self._fits_ranges and self.ranges is None else self._convert(record)
+
+    def _convert(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record with the numbers that the file will have."""
+        if "embedding" not in record:
+            return record
+        import numpy as np
+
+        from bertblocks.tasks.embed.vectors import quantize
+
+        vector = record["embedding"]
+        if self._fits_ranges:
+            vector = quantize(np.array(vector, np.float32), "int8", self.ranges).tolist()
+        if self.path.suffix.lower() == ".parquet":
+            vector = np.asarray(vector, self.vector_type)
+        return record | {"embedding": vector}
+
+    def _fit_ranges(self) -> None:
+        """Writes the ranges of all vectors to FILE.ranges.npy, for other vectors that are compared with these."""
+        import numpy as np
+
+        from bertblocks.tasks.embed.vectors import fit_ranges
+
+        found = None
+        for record in self.records():
+            own = fit_ranges(np.array([record["embedding"]], np.float32))
+            found = own if found is None else fit_ranges(np.concatenate((found, own)))
+        if found is None:
+            return
+        path = self.path.with_suffix(".ranges.npy")
+        with atomic_file(path) as file:
+            np.save(file, found)
+        self.ranges = found
+        logger.info(f"the ranges of int8 are in {path}; --ranges {path} uses them for other texts")
 
 
 def _write_npy(results: ResultFile, file: IO[bytes]) -> int:
-    """The embeddings alone, as float32 `[texts, dimensions]`."""
+    """The embeddings alone, `[texts, dimensions]`, or `[texts, bytes]` for packed bits."""
     import numpy as np
 
     count, width = 0, 0
@@ -106,8 +152,8 @@ def _write_npy(results: ResultFile, file: IO[bytes]) -> int:
         if "embedding" not in record:
             raise ValueError("a .npy file holds embeddings; use .jsonl, .csv or .parquet for other results.")
         count, width = count + 1, len(record["embedding"])
-    header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+    header = {"descr": results.vector_type, "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)
     for record in results.records():
-        file.write(np.asarray(record["embedding"], "<f4").tobytes())
+        file.write(np.asarray(record["embedding"], results.vector_type).tobytes())
     return count

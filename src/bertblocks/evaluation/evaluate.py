@@ -19,7 +19,8 @@ from bertblocks.evaluation.needle import FILLER, Needle, Sample, find_words, mak
 from bertblocks.evaluation.significance import paired_bootstrap
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.ops.cpu import flushed_denormals
-from bertblocks.tasks.base import Scores
+from bertblocks.tasks.base import Evaluated, Scores
+from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.encoding import TextTokenizer
@@ -45,6 +46,8 @@ class Evaluation:
     resample: Callable[[np.ndarray], float]
     #: The prediction for each example, as `bertblocks.tasks.base.Evaluated` has them.
     predictions: list[dict[str, Any]] = field(default_factory=list)
+    #: For embeddings, if asked for: the scores of vectors that are stored in each precision.
+    precisions: dict[str, Scores] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,16 @@ class Comparison:
     high: float
 
 
-def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False, **settings: Any) -> Evaluation:
+def evaluate(
+    task: str, model: str | Path, data: str | Path, int8: bool = False, precisions: bool = False, **settings: Any
+) -> Evaluation:
     """Scores a fine-tuned model on a file. `task` is classify, tag, answer, embed, rerank or pppl.
 
-    `settings` are the fine-tuning settings that define how the file is read.
+    `settings` are the fine-tuning settings that define how the file is read. `precisions` also scores embeddings that
+    are stored as float16, int8 and bits.
     """
+    if precisions and task != "embed":
+        raise ValueError(f"Precisions are those of embeddings; {task} has none.")
     if task == "pppl":
         if settings:
             raise DataError(f"pppl does not take settings; remove {next(iter(settings))!r}.")
@@ -76,10 +84,19 @@ def evaluate(task: str, model: str | Path, data: str | Path, int8: bool = False,
         model, task=head, int8=int8, dtype=torch.float32, max_length=chosen.max_length, pooling=pooling
     )
     reader.adopt(predictor.model.config)
-    examples = reader.read(data)
-    evaluated = reader.evaluate(predictor, examples)
+    examples = reader.read_held_out(data)
+    by_precision: dict[Any, Evaluated] = {}
+    if precisions and isinstance(reader, EmbedTask):
+        by_precision = reader.evaluate_precisions(predictor, examples)
+    evaluated = by_precision["float32"] if by_precision else reader.evaluate(predictor, examples)
     return Evaluation(
-        str(model), evaluated.scores, reader.metric, len(examples), evaluated.resample, evaluated.predictions
+        str(model),
+        evaluated.scores,
+        reader.metric,
+        len(examples),
+        evaluated.resample,
+        evaluated.predictions,
+        {precision: own.scores for precision, own in by_precision.items()},
     )
 
 

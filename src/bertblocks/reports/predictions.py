@@ -22,6 +22,8 @@ def prediction_sections(records: Sequence[Record]) -> Html:
     if not records:
         return Html("")
     first = records[0]
+    if "dataset" in first:
+        return join(*(section(name, prediction_sections(own)) for name, own in _by_dataset(records).items()))
     if "words" in first:
         return tagging_sections(records)
     if "context" in first:
@@ -35,6 +37,13 @@ def prediction_sections(records: Sequence[Record]) -> Html:
     if "probability" in first:
         return _classes(records)
     return _regression(records)
+
+
+def _by_dataset(records: Sequence[Record]) -> dict[str, list[Record]]:
+    sets: dict[str, list[Record]] = {}
+    for record in records:
+        sets.setdefault(record["dataset"], []).append({key: record[key] for key in record if key != "dataset"})
+    return sets
 
 
 # ---------------------------------------------------------------------- labels

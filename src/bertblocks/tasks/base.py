@@ -52,7 +52,7 @@ class FineTuneTask(ABC):
     noun: ClassVar[str]
     settings_class: ClassVar[type[FineTuneSettings]]
     #: The head, by its name in `bertblocks.load`.
-    model_task: ClassVar[str]
+    model_task: str
     #: Optional packages that the task needs.
     packages: ClassVar[tuple[str, ...]] = ()
     #: The longest training sequence, unless the settings give one.
@@ -61,6 +61,8 @@ class FineTuneTask(ABC):
     method: ClassVar[str] = "full"
     #: Whether the loss compares the examples of a batch with each other, so that every batch must be full.
     compares_examples: ClassVar[bool] = False
+    #: Whether some steps leave some weights without a gradient.
+    has_unused_weights: bool = False
     #: Whether training leaves the head alone, which is fitted to the encoder before each evaluation instead.
     refits_head: ClassVar[bool] = False
     #: Whether a sentence encoder already does almost what the task asks.
@@ -84,6 +86,14 @@ class FineTuneTask(ABC):
     @abstractmethod
     def read(self, source: str | Path) -> list[Any]:
         """Reads the examples of a file. The first file determines the labels."""
+
+    def read_held_out(self, source: str | Path) -> list[Any]:
+        """Reads the examples of a file that is only evaluated on, which may have another form."""
+        return self.read(source)
+
+    def metric_of(self, examples: Sequence[Any]) -> str:
+        """The score that selects the best model if it is evaluated on these examples."""
+        return self.metric
 
     def group(self, example: Any) -> str:
         """Returns a key. Examples with the same key are never split between training and evaluation."""
@@ -113,6 +123,10 @@ class FineTuneTask(ABC):
         """Takes what follows from the model that training starts from, and how its checkpoint makes embeddings."""
         return
 
+    def add_parts(self, model: Any) -> Any:
+        """Returns the model with what only training needs."""
+        return model
+
     def check(self, examples: Sequence[Any], tokenizer: TextTokenizer, max_length: int) -> None:
         """Raises an error if a held-out example cannot be evaluated."""
         return
@@ -141,9 +155,36 @@ class FineTuneTask(ABC):
     def batch(self, features: Sequence[Any]) -> FlatBatch:
         """Joins features into a flat batch."""
 
-    @abstractmethod
+    def collate(self, step: int, features: Sequence[Any]) -> FlatBatch:
+        """Joins features into the batch of a step."""
+        return self.batch(features)
+
+    def is_side_step(self, step: int) -> bool:
+        """Whether a step trains on another loss than the task's own."""
+        return False
+
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        """Computes summed losses, to be divided by the batch's counts."""
+        """Computes summed losses, to be divided by the batch's counts.
+
+        A task that compares the examples of a batch implements `encode` and `compare` instead, so that a large batch
+        can be encoded in parts (`bertblocks.training.backward`).
+        """
+        return self.compare([self.encode(model, batch)], [batch])
+
+    def compares(self, batch: FlatBatch) -> bool:
+        """Whether the loss of this batch compares its examples."""
+        return self.compares_examples
+
+    def encode(self, model: nn.Module, batch: FlatBatch) -> Tensor:
+        """Computes what the loss compares, such as one vector for each sequence of the batch, or for each token."""
+        raise NotImplementedError
+
+    def compare(self, outputs: Sequence[Tensor], batches: Sequence[FlatBatch]) -> dict[str, Tensor]:
+        """Computes summed losses from what `encode` returned for each of the batches that this process has.
+
+        It may depend on the examples of other processes too (`bertblocks.tasks.gather`).
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def evaluate(self, predictor: Predictor, examples: Sequence[Any]) -> Evaluated:

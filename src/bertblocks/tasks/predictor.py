@@ -37,6 +37,7 @@ from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.tasks.answer.predictions import Answers, QuestionAnsweringPipeline
 from bertblocks.tasks.classify.predictions import Classification, ClassificationPipeline
 from bertblocks.tasks.embed.predictions import EmbeddingPipeline
+from bertblocks.tasks.embed.vectors import fit_ranges, quantize
 from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
 from bertblocks.tasks.rerank.predictions import Ranked, RerankPipeline
 from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
@@ -129,22 +130,32 @@ class Predictor:
         prompt_name: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
+        precision: str = "float32",
+        ranges: np.ndarray | None = None,
         progress: bool = False,
     ) -> np.ndarray:
         """Computes embeddings, `[texts, dimensions]`, by the modules of the checkpoint and scaled to length 1.
 
         `prompt` is put in front of every text. `prompt_name` is the name of one of the checkpoint's `prompts`; "query"
         and "document" always exist, and are empty unless the checkpoint defines them. `prompt` may be such a name too.
-        `dimensions` keeps that many leading dimensions, for models trained for it (Matryoshka).
+        `dimensions` keeps that many leading dimensions, for models trained for it (Matryoshka). `precision` is that of
+        the result: float32, float16, int8 or binary (see `bertblocks.tasks.embed.vectors`). int8 takes `ranges`, by
+        default those of the texts themselves.
         """
+        fits_ranges = precision == "int8" and ranges is None
         options: dict[str, Any] = {
             "prompt": prompt,
             "prompt_name": prompt_name,
             "normalize": normalize,
             "dimensions": dimensions,
+            "precision": "float32" if fits_ranges else precision,
+            "ranges": ranges,
         }
         vectors = list(self.stream("encode", texts, progress=progress, **options))
-        return np.stack(vectors) if vectors else np.zeros((0, dimensions or self.embedding_size), np.float32)
+        if not vectors:
+            return quantize(np.zeros((0, dimensions or self.embedding_size), np.float32), options["precision"], ranges)
+        found = np.stack(vectors)
+        return quantize(found, precision, fit_ranges(found)) if fits_ranges else found
 
     def fill_mask(self, texts: Texts, *, top_k: int = 5, progress: bool = False) -> list[list[list[Filling]]]:
         """Predicts the `top_k` most probable tokens for each mask of each text."""

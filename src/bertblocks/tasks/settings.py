@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from bertblocks.core.settings import Count, Positive, Section, Share
 from bertblocks.text.records import ReadOptions
@@ -52,7 +52,8 @@ class FineTuneSettings(Section):
     encoding: str | None = None
     """The encoding of a csv or tsv file. None: detect."""
     micro_batch_size: Count | None = None
-    """Examples per process and forward pass; gradients accumulate over the step's batch."""
+    """Examples per process and forward pass. Gradients accumulate over the step's batch; where examples are compared
+    with each other, they are cached (GradCache), at the price of a second forward pass."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -120,7 +121,15 @@ class AnswerSettings(FineTuneSettings):
     """The answer is empty if the score of no answer exceeds the best answer's by more than this."""
 
 
-class EmbedSettings(FineTuneSettings):
+class MixtureSettings(FineTuneSettings):
+    """The settings of tasks that can train on several data sets in one run."""
+
+    dataset_temperature: Positive = 1.0
+    """With several data sets, each batch comes from one of them, of n examples, with a probability proportional to
+    n^(1/T), where T is this temperature: 1 follows the sizes, and larger values come closer to equal shares."""
+
+
+class EmbedSettings(MixtureSettings):
     text: str | None = None
     """The column of the first text. This column and the next three are found by name or content if not given."""
     text_pair: str | None = None
@@ -138,15 +147,25 @@ class EmbedSettings(FineTuneSettings):
     """Replaces all dropout rates of the model in training. None: those of its config."""
     dimensions: list[Count] = []
     """Prefixes of the embedding to train along with the whole (Matryoshka)."""
+    negative_weight: Positive = 1.0
+    """Multiplies the terms of an example's own negatives in the softmax of contrast."""
+    false_negative_margin: float | None = None
+    """Contrast leaves out negatives whose cosine exceeds that of the positive minus this margin; -0.1 leaves out those
+    that exceed it by more than 0.1. None: none are left out."""
+    margin_kind: Literal["absolute", "relative"] = "absolute"
+    """Whether the margin is a difference of cosines or a share of the positive's cosine."""
+    mlm_every: Annotated[int, Field(ge=2)] | None = None
+    """Every step with this number is one of masked language modeling on the texts of its batch; the head that predicts
+    tokens is not saved."""
+    mlm_rate: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """The share of tokens that these steps hide."""
 
-    @field_validator("micro_batch_size")
+    @field_validator("mlm_every")
     @classmethod
-    def _refuse_parts(cls, value: int | None) -> None:
-        if value is not None:
-            raise ValueError(
-                f"is {value}; embed compares all texts of a batch with each other, so a batch cannot be split. "
-                "gradient_checkpointing=true saves memory"
-            )
+    def _refuse_adapters(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("lora_rank") is not None:
+            raise ValueError(f"is {value}; masked language modeling trains all weights, so lora_rank must be unset")
+        return value
 
 
 class RerankSettings(FineTuneSettings):

@@ -12,7 +12,10 @@ KNOWN_NAMES = {
         *("text", "sentence1", "text1", "premise", "question1", "query", "anchor", "question", "sentence"),
         *("review", "utterance", "comment", "tweet", "content"),
     ],
-    "text_pair": ["text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"],
+    "text_pair": [
+        *("text_pair", "sentence2", "text2", "hypothesis", "question2", "positive", "passage", "sentence"),
+        *("document", "positives", "pos"),
+    ],
     "negative": ["negative", "hard_negative"],
     "query": ["query", "question", "anchor", "text", "sentence1", "text1", "sentence"],
     "document": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ class Records:
 
     def column(self, name: str) -> list[Any]:
         return [row[name] for row in self.rows]
+
+    def only(self, columns: list[str]) -> Records:
+        """The table as if it had these columns alone."""
+        return replace(self, columns=columns)
 
     def add_nested(self, name: str) -> bool:
         """Adds the column `a.b` with key `b` of the objects in column `a`; False if no row has one."""

@@ -102,12 +102,12 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def parallelize(model: nn.Module, world: World, parallel: str) -> nn.Module:
+def parallelize(model: nn.Module, world: World, parallel: str, has_unused_weights: bool = False) -> nn.Module:
     """The module whose forward is called in training: the model itself, sharded under FSDP2, or wrapped in DDP."""
     if world.size == 1:
         return model
     if parallel == "ddp":
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model, find_unused_parameters=has_unused_weights)
     mesh = init_device_mesh(world.device.type, (world.size,))
     for module in reversed(list(model.modules())):  # experts before their layer
         if isinstance(module, nn.ModuleList):

@@ -30,6 +30,7 @@ from bertblocks.tasks.rerank.task import RerankTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.tag.task import TagTask
 from bertblocks.training.checkpoints import MARKER, CheckpointFolder, describe_removed
+from bertblocks.training.data_sets import Sources, name_sources, record_sources
 from bertblocks.training.distributed import World, join
 from bertblocks.training.finetune_defaults import VERSION
 from bertblocks.training.finetune_run import (
@@ -56,11 +57,11 @@ STRATIFIED = "stratified"
 def finetune(
     task: str,
     model: str | Path,
-    train: str | Path,
-    eval: str | Path | None = None,
+    train: Sources,
+    eval: Sources | None = None,
     output: str | Path | None = None,
     *,
-    test: str | Path | None = None,
+    test: Sources | None = None,
     overwrite: bool = False,
     progress: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -69,15 +70,16 @@ def finetune(
     """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer`, `embed` or `rerank`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
-    examples are held out for evaluation. The returned model is scored on `test`, if given, once and at the end. The
-    folder `output` (default: `runs/TASK-NAME`, after the training file) receives the model and its card,
-    `results.json`, `report.html`, `metrics.jsonl` and `predictions.jsonl`. Calling the function again continues an
-    interrupted run. `on_event` receives the lines of `metrics.jsonl` as they are written. `settings` are the keys of
-    `bertblocks.tasks.settings`.
+    examples are held out for evaluation. `embed` also takes several data sets, as a list of files or as files by name:
+    each batch comes from one of them, and the scores are those of each and their mean. The returned model is scored on
+    `test`, if given, once and at the end. The folder `output` (default: `runs/TASK-NAME`, after the training file)
+    receives the model and its card, `results.json`, `report.html`, `metrics.jsonl` and `predictions.jsonl`. Calling the
+    function again continues an interrupted run. `on_event` receives the lines of `metrics.jsonl` as they are written.
+    `settings` are the keys of `bertblocks.tasks.settings`.
     """
     if task not in TASKS:
         raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}{nearest(task, TASKS)}.")
-    folder = Path(output) if output is not None else Path("runs") / f"{task}-{Path(str(train)).stem}"
+    folder = Path(output) if output is not None else Path("runs") / f"{task}-{_name(train)}"
     known = {} if overwrite else _known_request(folder)
     chosen = _read_settings(task, settings, known)
     require_packages(_packages(TASKS[task], chosen), f"finetune {task}")
@@ -118,6 +120,11 @@ def finetune(
     return replace(result, folder=folder)
 
 
+def _name(train: Sources) -> str:
+    """What the folder of a run is named after."""
+    return Path(str(train)).stem if isinstance(train, (str, Path)) else "-".join(name_sources(train)).replace("/", "-")
+
+
 def _remove_checkpoints(runs: Sequence[FinetuneResult], result: FinetuneResult, console: Console) -> None:
     """Removes the training checkpoints of a finished run, of all seeds at once: a restart needs those of each."""
     sizes = [size for run in runs for size in CheckpointFolder(run.folder / "checkpoints").remove_finished()]
@@ -127,7 +134,7 @@ def _remove_checkpoints(runs: Sequence[FinetuneResult], result: FinetuneResult, 
 
 
 def is_finished(
-    folder: Path, task: str, model: str | Path, train: str | Path, eval: str | Path | None, **settings: Any
+    folder: Path, task: str, model: str | Path, train: Sources, eval: Sources | None, **settings: Any
 ) -> bool:
     """Whether a folder holds the finished run of these arguments of `finetune`. A different run there is an error."""
     if not (folder / RESULTS).is_file():
@@ -166,7 +173,7 @@ def _request(task: str, files: Files, settings: FineTuneSettings, known: Mapping
     A `known` request of version 0.1.0 has fewer keys. Its run holds out examples at random and has older defaults, and
     must go on with them.
     """
-    sources = {key: None if value is None else str(value) for key, value in vars(files).items()}
+    sources = {key: None if value is None else record_sources(value) for key, value in vars(files).items()}
     request = {"task": task, **sources, "held_out": STRATIFIED, "defaults": VERSION, **settings.model_dump()}
     if known and "defaults" not in known:
         request = {key: value for key, value in request.items() if key in known or key == "held_out"}
@@ -197,8 +204,9 @@ def _work_folder(folder: Path, request: Mapping[str, Any], overwrite: bool) -> P
     if not (folder / REQUEST).is_file():
         raise RunFolderError(f"{folder} holds files that do not belong to a run; choose another output.")
     for key in ("model", "train", "eval", "test"):
-        if request[key] is not None and Path(request[key]).resolve().is_relative_to(folder.resolve()):
-            raise RunFolderError(f"{key} is {request[key]}, which is inside {folder}: it would be overwritten.")
+        for source in [] if request[key] is None else name_sources(request[key]).values():
+            if Path(source).resolve().is_relative_to(folder.resolve()):
+                raise RunFolderError(f"{key} is {source}, which is inside {folder}: it would be overwritten.")
     _previous_files(folder)  # raises an error now instead of after the training
     digest = blake2b(json.dumps(request, sort_keys=True).encode(), digest_size=4).hexdigest()
     return folder.with_name(f".{folder.name}.{digest}.new")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,8 +25,9 @@ from bertblocks.reports.report import write_report_if_possible
 from bertblocks.reports.runs import PREDICTIONS, read_run, write_facts
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.bootstrap import bootstrap
-from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.tasks.settings import FineTuneSettings, MixtureSettings
 from bertblocks.text.encoding import TextTokenizer
+from bertblocks.training.data_sets import DataSets, Sources, evaluate_sets, name_sources
 from bertblocks.training.distributed import World
 from bertblocks.training.finetune_defaults import VERSION, choose
 from bertblocks.training.loop import ModelSelection, Trainer
@@ -57,9 +58,15 @@ class Files:
     """What a run reads: a model, and files of examples."""
 
     model: str | Path
-    train: str | Path
-    eval: str | Path | None = None
-    test: str | Path | None = None
+    train: Sources
+    eval: Sources | None = None
+    test: Sources | None = None
+
+    @property
+    def data(self) -> list[str]:
+        """All files of examples."""
+        given = [sources for sources in (self.train, self.eval, self.test) if sources is not None]
+        return [source for sources in given for source in name_sources(sources).values()]
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,17 @@ class FinetuneRun:
         """Reads the files and the model, and raises an error if any of them or the settings are invalid."""
         settings, task = self.settings, self.task
         self.source, self.files, self.defaults = files.model, files, defaults
-        self.hashes = hash_files([files.train, files.eval, files.test])
-        examples = task.read(files.train)
+        self.hashes = hash_files(files.data)
+        sources = name_sources(files.train)
+        if len(sources) > 1 and not isinstance(settings, MixtureSettings):
+            raise ValueError(f"train is {', '.join(sources.values())}; {task.name} trains on one data set.")
+        train = {name: task.read(source) for name, source in sources.items()}
         if files.eval is not None:
-            held_out = task.read(files.eval)
+            held_out = self._read_held_out(files.eval)
         else:
-            examples, held_out = self._hold_out(examples, stratify)
-        self.test = None if files.test is None else task.read(files.test)
+            train, held_out = self._hold_out(train, stratify)
+        self.test = None if files.test is None else self._read_held_out(files.test)
+        examples = [example for own in train.values() for example in own]
         embedder = read_embedder(files.model)
         self.task = task = task.for_examples(examples, embedder.is_sentence_encoder, embedder.pooling)
         torch.manual_seed(settings.seed)
@@ -124,33 +135,50 @@ class FinetuneRun:
         max_length = settings.max_length or min(task.default_length, start.usual_length)
         self.console.print(f"Tokenizing {len(examples):,} examples.")
         tokenizer = TextTokenizer(start.tokenizer)
-        features = task.features(examples, tokenizer, max_length)
-        task.check([*held_out, *(self.test or ())], tokenizer, max_length)
+        sets = DataSets.join({name: task.features(own, tokenizer, max_length) for name, own in train.items()})
+        features = sets.items
+        task.check([*held_out.items, *(self.test.items if self.test else ())], tokenizer, max_length)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
         is_gentle = (task.starts_from_embeddings and embedder.is_sentence_encoder) or (
             task.starts_from_head and start.has_trained_head
         )
         self.choices = choose(settings, task.method, len(features), start.parameters, is_gentle, defaults)
-        if task.compares_examples and self.choices.batch_size % self.world.size:
-            raise ValueError(
-                f"batch_size is {self.choices.batch_size}; the texts of all {self.world.size} processes are compared, "
-                f"which need equal shares: it must be a multiple of {self.world.size}."
-            )
+        self._check_shares(sets)
         check_frozen_layers(start.model, settings.freeze_layers)
         self.console.print(self.choices.describe(len(features)), soft_wrap=True)
         self.examples, self.start = examples, start
-        self.training = SupervisedTask(task, settings, features, held_out, start.tokenizer, self.choices, max_length)
+        self.training = SupervisedTask(task, settings, sets, held_out, start.tokenizer, self.choices, max_length)
 
-    def _hold_out(self, examples: Sequence[Any], stratify: bool) -> tuple[list[Any], list[Any]]:
+    def _read_held_out(self, sources: Sources) -> DataSets:
+        named = name_sources(sources)
+        return DataSets.join({name: self.task.read_held_out(source) for name, source in named.items()})
+
+    def _hold_out(self, sets: Mapping[str, list[Any]], stratify: bool) -> tuple[dict[str, list[Any]], DataSets]:
+        """Divides the examples of each data set."""
         settings, task = self.settings, self.task
-        groups = [task.group(example) for example in examples]
-        strata = [task.stratum(example) if stratify else None for example in examples]
-        kept, held_out = split_examples(examples, groups, strata, settings.eval_share, settings.seed)
+        kept, held_out = {}, {}
+        for name, examples in sets.items():
+            groups = [task.group(example) for example in examples]
+            strata = [task.stratum(example) if stratify else None for example in examples]
+            parts = split_examples(examples, groups, strata, settings.eval_share, settings.seed)
+            kept[name], held_out[name] = parts
+        joined = DataSets.join(held_out)
         task.notes.append(
-            f"no evaluation file: {len(held_out):,} of the examples (seed {settings.seed}) are held out for evaluation"
+            f"no evaluation file: {len(joined.items):,} of the examples (seed {settings.seed}) are held out for "
+            "evaluation"
         )
-        return kept, held_out
+        return kept, joined
+
+    def _check_shares(self, sets: DataSets) -> None:
+        """Raises an error if a batch whose texts are compared cannot be shared equally by the processes."""
+        for size in sets.sizes if self.task.compares_examples else ():
+            batch_size = min(self.choices.batch_size, size)
+            if batch_size % self.world.size:
+                raise ValueError(
+                    f"batch_size is {batch_size}; the texts of all {self.world.size} processes are compared, which "
+                    f"need equal shares: it must be a multiple of {self.world.size}."
+                )
 
     @flushed_denormals()
     def train(self) -> FinetuneResult:
@@ -169,16 +197,18 @@ class FinetuneRun:
             world=world,
             progress=Progress(self.console, is_shown=world.is_main),
             clip=settings.clip,
-            selection=ModelSelection(task.metric, patience=settings.patience, prefers_later=self.defaults is not None),
+            selection=ModelSelection(
+                training.metric, patience=settings.patience, prefers_later=self.defaults is not None
+            ),
             trackers=get_trackers(settings.trackers, self.folder, self.name, self.on_event) if world.is_main else [],
             start=None if start is None else start.scores,
         )
         if start is not None:
-            trainer.state.best = BestEvaluation(0, start.scores[task.metric])
+            trainer.state.best = BestEvaluation(0, start.scores[training.metric])
         outcome = trainer.train(settings.model_dump())
         if outcome.signal is not None:
             scores = outcome.evaluation
-            return FinetuneResult(self.folder, task.metric, scores, [scores], {}, signal=outcome.signal)
+            return FinetuneResult(self.folder, training.metric, scores, [scores], {}, signal=outcome.signal)
         best = outcome.state.best
         with contextlib.ExitStack() as stack:
             if start is not None and best is not None and best.step == 0:
@@ -188,10 +218,10 @@ class FinetuneRun:
                     restore(trainer.checkpoints.path / f"step-{best.step:08d}", model, [], trainer.ema)
                 stack.enter_context(trainer.evaluation_weights())
                 evaluated = training.evaluate_fully(model)
-            test = {} if self.test is None else task.evaluate(training.predictor(model), self.test).scores
+            test = {} if self.test is None else evaluate_sets(task, training.predictor(model), self.test).scores
             result = FinetuneResult(
                 self.folder,
-                task.metric,
+                training.metric,
                 evaluated.scores,
                 [evaluated.scores],
                 {},
@@ -199,7 +229,7 @@ class FinetuneRun:
                 self._chosen(outcome.state),
                 baselines,
                 test,
-                compare_with_start(task.metric, evaluated.scores, baselines, best is not None and best.step == 0),
+                compare_with_start(training.metric, evaluated.scores, baselines, best is not None and best.step == 0),
             )
             full_model = self._unsharded(model)
             world.run_on_main(lambda: self._write(full_model, evaluated, result))
@@ -214,7 +244,7 @@ class FinetuneRun:
         write_facts(self.folder, self.name, self.hashes, values)
 
     def _interval(self, evaluated: Evaluated) -> tuple[float, float] | None:
-        low, high = bootstrap(evaluated.resample, len(self.training.held_out), RESAMPLES)
+        low, high = bootstrap(evaluated.resample, len(self.training.held_out.items), RESAMPLES)
         return (low, high) if math.isfinite(low + high) else None
 
     def _score_start(self) -> tuple[Evaluated | None, dict[str, Scores]]:
@@ -222,7 +252,7 @@ class FinetuneRun:
         self.start.model.to(self.world.device)
         self.console.print("Scoring the start.")
         predictor = self.training.predictor(self.start.model)
-        baselines = self.task.baselines(predictor, self.examples, self.training.held_out)
+        baselines = self.task.baselines(predictor, self.examples, self.training.held_out.items)
         can_do = self._fit_head(self.start)
         if self.defaults is None or not (can_do or self.start.has_trained_head):
             return None, baselines
@@ -285,8 +315,8 @@ class FinetuneRun:
 
     def _card(self, result: FinetuneResult) -> Card:
         files = self.files
-        data = [str(source) for source in (files.train, files.eval, files.test) if source is not None]
-        scored_on = str(files.test if result.test else files.eval or files.train)
+        data = files.data
+        scored_on = name_sources((files.test if result.test else None) or files.eval or files.train).values()
         part = "" if files.eval or result.test else f", of which a share of {self.settings.eval_share:g} was held out"
         limits = [
             *result.remarks,
@@ -297,13 +327,13 @@ class FinetuneRun:
         return Card(
             self.name,
             f"{self.task.noun} that was fine-tuned with BertBlocks from `{Path(str(self.source)).name}`, on "
-            f"{len(self.examples) + len(self.training.held_out) * bool(part):,} examples{part}.",
+            f"{len(self.examples) + len(self.training.held_out.items) * bool(part):,} examples{part}.",
             sources=[find_checkpoint(self.source)],
             relation="finetune",
             data=[Path(name).name for name in data],
             datasets=[name.partition(":")[0] for name in data if name not in self.hashes],
             scores=result.test or result.scores,
-            scored_on=Path(scored_on).name,
+            scored_on=", ".join(Path(name).name for name in scored_on),
             limitations=limits,
             settings=flatten({**self.settings.model_dump(), **result.chosen}),
         )

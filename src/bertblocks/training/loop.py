@@ -21,12 +21,12 @@ from bertblocks.core.environment import peak_memory
 from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
-from bertblocks.data.hashing import combine
 from bertblocks.nn.moe import MixtureOfExperts
+from bertblocks.training.backward import BackwardPass
 from bertblocks.training.checkpoints import CheckpointFolder
-from bertblocks.training.distributed import World, gradient_sync, parallelize, reshard, to_full, unshard
+from bertblocks.training.distributed import World, parallelize, reshard, to_full, unshard
 from bertblocks.training.ema import WeightAverage
-from bertblocks.training.precision import autocast, choose_precision
+from bertblocks.training.precision import choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
@@ -96,7 +96,7 @@ class Trainer:
             self.model.gradient_checkpointing_enable()
         if run.compile:
             compile_feed_forward(self.model)
-        self.parallel_model = parallelize(self.model, world, run.parallel)
+        self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights)
         self.optimizers = optimizers(self.model)
         self.ema = WeightAverage(self.model, run.ema) if run.ema else None
         precision = choose_precision(run.precision, world.device)
@@ -216,18 +216,10 @@ class Trainer:
         terms = sorted(prepared.batches[0].counts)
         counts = [sum(batch.counts[term] for batch in prepared.batches) for term in terms]
         *counts, tokens = map(int, world.sum([*counts, sum(batch.input_ids.numel() for batch in prepared.batches)]))
-        sums = torch.zeros(len(terms), device=world.device)
-        for number, batch in enumerate(prepared.batches):
-            torch.manual_seed(int(combine("dropout", self.run.seed, step, world.rank, number)[0] >> 1))
-            with gradient_sync(self.parallel_model, is_last=number == len(prepared.batches) - 1):
-                with autocast(self.state.precision, world.device):
-                    losses = self.task.losses(self.parallel_model, batch.to(world.device))
-                parts = torch.stack([losses[term] / max(count, 1) for term, count in zip(terms, counts, strict=True)])
-                # processes average their gradients, but the loss needs their sum
-                self.scaler.scale(parts.sum() * world.size).backward()
-                sums += parts.detach()
-            self.routing.add(1 / len(prepared.batches) / world.size)
-        *means, received = world.sum([*sums.tolist(), float(self._received)])
+        totals = dict(zip(terms, counts, strict=True))
+        options = (self.state.precision, self.scaler, self.run.seed, step, totals, self.routing.add)
+        sums = BackwardPass(self.task, self.parallel_model, world, *options).run(prepared.batches)
+        *means, received = world.sum([*sums.values(), float(self._received)])
         self._signal = (self._received or signal.SIGTERM) if received else None
         norm = self._update(step, sum(means), prepared)
         self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
@@ -277,9 +269,13 @@ class Trainer:
         """Adds a step to the sums for the next line of metrics."""
         self.state.tokens += tokens
         slots = self.task.step_info(step).get("slots", 0)
-        added = {"steps": 1, "tokens": tokens, "slots": slots, "loss": sum(means.values()), "gradient_norm": norm}
-        if len(means) > 1:
+        added = {"steps": 1, "tokens": tokens, "slots": slots, "gradient_norm": norm}
+        is_side = self.task.is_side_step(step)
+        if not is_side:
+            added["loss"] = sum(means.values())
+        if is_side or len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
+        added |= {f"steps with {key}": 1 for key in added if key.startswith("loss")}
         for key, value in added.items():
             self.state.window[key] = self.state.window.get(key, 0.0) + value
 
@@ -289,10 +285,12 @@ class Trainer:
         if is_due:
             self.routing.move_to(window, self.world)
         steps, seconds = window["steps"], max(window["seconds"], 1e-9)
+        losses = {key: value for key, value in window.items() if key.startswith("loss")}
         line: dict[str, Any] = {
             "step": state.step,
             "tokens": state.tokens,
-            **{key: value / steps for key, value in window.items() if key.startswith(("loss", "gradient", "router"))},
+            **{key: value / steps for key, value in window.items() if key.startswith(("gradient", "router"))},
+            **{key: value / window.get(f"steps with {key}", steps) for key, value in losses.items()},
             "learning_rate": state.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
         }

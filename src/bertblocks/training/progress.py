@@ -77,7 +77,8 @@ def format_step(step: int, total: int, values: Mapping[str, Any]) -> str:
     parts = [f"step {step:,}/{total:,}"]
     if values.get("phase"):
         parts.append(str(values["phase"]))
-    parts.append(f"loss {values['loss']:.3f}")
+    if "loss" in values:
+        parts.append(f"loss {values['loss']:.3f}")
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("packing"):
         parts.append(f"{100 * values['packing']:.1f} % packed")

@@ -68,11 +68,13 @@ def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel
         )
     model = with_config(loaded, task.config_changes())
     settings = read_settings_of_any(folder)
+    # embeddings need no head; that of masked language modeling may be new
+    has_trained_head = (task.starts_from_embeddings or not report.fresh) and model is loaded
     task.use_model(model, settings)
+    model = task.add_parts(model)
     size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))
     max_length = model.config.max_position_embeddings - model.config.position_offset
     usual_length = max_sequence_length(model, tokenizer, settings.max_length)
-    has_trained_head = not report.fresh and model is loaded
     return StartingModel(model, tokenizer, max_length, usual_length, size, has_trained_head)
 
 

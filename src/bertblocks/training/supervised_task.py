@@ -14,9 +14,10 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, permute
 from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.predictor import Predictor
-from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.tasks.settings import FineTuneSettings, MixtureSettings
 from bertblocks.text.tables import DataError
 from bertblocks.training.amounts import Amount
+from bertblocks.training.data_sets import DataSets, evaluate_sets, metric_of_sets
 from bertblocks.training.finetune_defaults import Choices
 from bertblocks.training.schedules import Constant, Cosine, Linear, ScheduleSection, lr_factor
 from bertblocks.training.task import TrainingTask
@@ -32,17 +33,21 @@ class SupervisedTask(TrainingTask):
         self,
         task: FineTuneTask,
         settings: FineTuneSettings,
-        features: Sequence[Any],
-        held_out: Sequence[Any],
+        sets: DataSets,
+        held_out: DataSets,
         tokenizer: PreTrainedTokenizerBase,
         choices: Choices,
         max_length: int,
     ) -> None:
-        self.task, self.settings, self.features, self.held_out = task, settings, features, held_out
+        self.task, self.settings, self.sets, self.held_out = task, settings, sets, held_out
+        self.features: list[Any] = sets.items
         self.tokenizer, self.max_length = tokenizer, max_length
         self.peak_learning_rate = choices.learning_rate
         # every batch is full: the texts of an embedding batch are each other's negatives
         self.batch_size = choices.batch_size
+        self.temperature = settings.dataset_temperature if isinstance(settings, MixtureSettings) else 1.0
+        self.metric, self.has_unused_weights = metric_of_sets(task, held_out), task.has_unused_weights
+        features = self.features
         steps = choices.epochs * len(features) / self.batch_size
         self.total_steps = max(1, math.floor(steps) if task.compares_examples else math.ceil(steps - 1e-9))
         per_epoch, least = settings.evaluations_per_epoch, 1
@@ -52,23 +57,45 @@ class SupervisedTask(TrainingTask):
         self.schedule = _schedule(settings)
 
     def initial_position(self) -> dict[str, Any]:
-        return {"example": 0}
+        return {"example": 0} if len(self.sets.names) == 1 else {"examples": [0] * len(self.sets.names)}
 
     def next_items(self, step: int, position: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        first = position["example"]
-        last = first + self.batch_size
+        """All items of a step come from one data set."""
+        if len(self.sets.names) == 1:
+            chosen, last = self._choose(0, position["example"], "examples")
+            return chosen, {"example": last}
+        number, examples = self.sets.choose(step, self.settings.seed, self.temperature), list(position["examples"])
+        chosen, examples[number] = self._choose(number, examples[number], f"examples {number}")
+        return chosen, {"examples": examples}
+
+    def _choose(self, number: int, first: int, purpose: str) -> tuple[list[Any], int]:
+        """The items of a data set from its position `first` on, in the order of their epoch, and the position after."""
+        start, size = self.sets.starts[number], self.sets.sizes[number]
+        last = first + min(self.batch_size, size)
         positions = np.arange(first, last)
-        epochs, ranks = np.divmod(positions, len(self.features))
-        chosen = permute(ranks, len(self.features), combine("examples", self.settings.seed, epochs))
+        epochs, ranks = np.divmod(positions, size)
+        chosen = start + permute(ranks, size, combine(purpose, self.settings.seed, epochs))
         keys = combine("partners", self.settings.seed, positions)
         chosen = self.task.add_partners(chosen, keys)
-        return self.task.draw([self.features[index] for index in chosen.tolist()], keys), {"example": last}
+        return list(self.task.draw([self.features[index] for index in chosen.tolist()], keys)), last
 
     def collate(self, step: int, items: Sequence[Any]) -> FlatBatch:
-        return self.task.batch(items)
+        return self.task.collate(step, items)
+
+    def is_side_step(self, step: int) -> bool:
+        return self.task.is_side_step(step)
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.task.losses(model, batch)
+
+    def compares(self, batch: FlatBatch) -> bool:
+        return self.task.compares(batch)
+
+    def encode(self, model: nn.Module, batch: FlatBatch) -> Tensor:
+        return self.task.encode(model, batch)
+
+    def compare(self, outputs: Sequence[Tensor], batches: Sequence[FlatBatch]) -> dict[str, Tensor]:
+        return self.task.compare(outputs, batches)
 
     def learning_rate(self, step: int, seconds: float) -> float:
         def measure(amount: Amount) -> float:
@@ -89,7 +116,7 @@ class SupervisedTask(TrainingTask):
         """Scores and report tables of the current model, computed by the predictor that its users get."""
         if self.task.refits_head:
             self.task.fit_head(unwrap(model), self.features)
-        return self.task.evaluate(self.predictor(model), self.held_out)
+        return evaluate_sets(self.task, self.predictor(model), self.held_out)
 
     def predictor(self, model: nn.Module) -> Predictor:
         predictor = Predictor(unwrap(model), self.tokenizer, pooling=self.task.pooling, max_length=self.max_length)

@@ -22,6 +22,8 @@ class TrainingTask(ABC):
     total_steps: int
     #: The run ends after this many seconds in steps, if that is before its last step.
     budget: float | None = None
+    #: Whether some steps leave some weights without a gradient.
+    has_unused_weights: bool = False
 
     @abstractmethod
     def initial_position(self) -> dict[str, Any]:
@@ -39,6 +41,21 @@ class TrainingTask(ABC):
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         """The sum of each loss over a batch, under the keys of `batch.counts`."""
 
+    def compares(self, batch: FlatBatch) -> bool:
+        """Whether the loss compares all items of a step with each other.
+
+        Such a loss is computed by `encode` and `compare` if the step has several micro-batches.
+        """
+        return False
+
+    def encode(self, model: nn.Module, batch: FlatBatch) -> Tensor:
+        """What a micro-batch contributes to the comparison, such as the vectors of its texts."""
+        raise NotImplementedError
+
+    def compare(self, outputs: Sequence[Tensor], batches: Sequence[FlatBatch]) -> dict[str, Tensor]:
+        """The sum of each loss over the micro-batches of this process, given what `encode` returned for each."""
+        raise NotImplementedError
+
     @abstractmethod
     def learning_rate(self, step: int, seconds: float) -> float:
         """The learning rate of a step that starts after `seconds` in earlier steps."""
@@ -46,6 +63,10 @@ class TrainingTask(ABC):
     def micro_batch_size(self, step: int) -> int | None:
         """The most items per forward pass of a process. None means all of its items."""
         return None
+
+    def is_side_step(self, step: int) -> bool:
+        """Whether a step trains on another loss than the task's own, which is logged apart."""
+        return False
 
     def before_step(self, model: Any, step: int) -> None:
         """Changes the model where a step asks for it, such as RoPE's theta in a new phase."""

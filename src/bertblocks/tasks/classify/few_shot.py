@@ -15,11 +15,13 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, uniform
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.linear import not_cast
+from bertblocks.tasks.base import FineTuneTask
 from bertblocks.tasks.classify.examples import TextExample
 from bertblocks.tasks.classify.probe import read_inputs
 from bertblocks.tasks.classify.task import ClassifyTask
-from bertblocks.tasks.embed.task import SCALE, gather
+from bertblocks.tasks.embed.losses import SCALE
 from bertblocks.tasks.features import Feature
+from bertblocks.tasks.gather import gather
 from bertblocks.text.encoding import TextTokenizer
 
 
@@ -73,14 +75,20 @@ class FewShotTask(ClassifyTask):
             partners.append(int(others[int(share * len(others))]))
         return np.stack((chosen, np.array(partners)), axis=1).flatten()
 
-    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        assert batch.labels is not None
+    def encode(self, model: nn.Module, batch: FlatBatch) -> Tensor:
         inner: Any = model.module if hasattr(model, "module") else model
         vectors: list[Tensor] = []
         with read_inputs(inner.get_submodule("classifier"), vectors):
             model(**batch.inputs)
-        loss = contrast_labels(gather(F.normalize(upcast(vectors[0]), dim=-1)), gather(batch.labels))
-        return {"loss": loss * len(batch.labels)}
+        return upcast(vectors[0])
+
+    def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
+        return FineTuneTask.losses(self, model, batch)
+
+    def compare(self, outputs: Sequence[Tensor], batches: Sequence[FlatBatch]) -> dict[str, Tensor]:
+        labels = torch.cat([batch.labels for batch in batches if batch.labels is not None])
+        loss = contrast_labels(gather(F.normalize(torch.cat(list(outputs)), dim=-1)), gather(labels))
+        return {"loss": loss * len(labels)}
 
 
 def contrast_labels(vectors: Tensor, labels: Tensor) -> Tensor:

@@ -21,8 +21,6 @@ class AnyMethodTask(ClassifyTask):
         obstacles = {
             "it needs one label for each text": labels.problem != "single_label_classification",
             "it needs single texts, not pairs": any(example.pair is not None for example in examples),
-            "it compares all texts of a batch, so micro_batch_size must be unset": settings.micro_batch_size
-            is not None,
             "it does not work with parallel=fsdp": settings.parallel == "fsdp",
             f"it pools by cls, last, mean or max, not by {pooling}": pooling not in ("cls", "last", "mean", "max"),
         }

@@ -11,6 +11,7 @@ from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.embedding_head import EmbeddingHead
+from bertblocks.tasks.embed.vectors import quantize
 
 
 class EmbeddingPipeline(Pipeline[np.ndarray]):
@@ -24,6 +25,8 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
         prompt: str = "",
         normalize: bool = True,
         dimensions: int | None = None,
+        precision: str = "float32",
+        ranges: np.ndarray | None = None,
     ) -> None:
         super().__init__(model, splitter)
         if dimensions is not None and not 1 <= dimensions <= head.size:
@@ -32,6 +35,8 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
         self.prompt = prompt
         self.normalize = normalize
         self.dimensions = dimensions
+        self.precision, self.ranges = precision, ranges
+        quantize(np.zeros(dimensions or head.size, np.float32), precision, ranges)  # raises if ranges do not fit
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [self.prompt + check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]
@@ -49,4 +54,6 @@ class EmbeddingPipeline(Pipeline[np.ndarray]):
             vector = np.average(request.outputs, axis=0, weights=tokens).astype(np.float32)
         vector = vector[: self.dimensions]
         self.warn_if_not_finite(vector, request)
-        return vector / max(np.linalg.norm(vector), 1e-12) if self.normalize else vector
+        if self.normalize:
+            vector = vector / max(np.linalg.norm(vector), 1e-12)
+        return vector if self.precision == "float32" else quantize(vector, self.precision, self.ranges)

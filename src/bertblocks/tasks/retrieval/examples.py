@@ -65,10 +65,10 @@ def read_retrieval_data(
     """
     given = dict(given or {})
     records = read_records(source, options, given.values())
-    negatives = _negative_columns(records, given.pop("negative", None))
+    negatives = find_negatives(records, given.pop("negative", None))
     known = [POSITIVE_SCORES, NEGATIVE_SCORES]
     others = [column for column in records.columns if column not in (*negatives, *known)]
-    columns = choose_columns(_only(records, others), ["query", "document"], ["negative", "label"], given)
+    columns = choose_columns(records.only(others), ["query", "document"], ["negative", "label"], given)
     if "negative" in columns:  # the third text of a table without a header
         negatives = [columns.pop("negative")]
     examples = [_read_row(records, index, columns, negatives) for index in range(len(records))]
@@ -93,12 +93,8 @@ def judge(examples: Sequence[RetrievalExample]) -> dict[str, dict[str, float]]:
     return gains
 
 
-def _only(records: Records, columns: list[str]) -> Records:
-    """The table as a chooser of columns sees it."""
-    return Records(records.source, columns, records.rows, records.numbers, records.unit, records.has_header)
-
-
-def _negative_columns(records: Records, given: str | None) -> list[str]:
+def find_negatives(records: Records, given: str | None) -> list[str]:
+    """Finds the columns of documents that are not relevant: the given one, or those with a known name, in order."""
     if given is not None:
         columns = choose_columns(records, [], [], {"negative": given})
         return list(columns.values())
@@ -108,11 +104,11 @@ def _negative_columns(records: Records, given: str | None) -> list[str]:
 
 def _read_row(records: Records, index: int, columns: Mapping[str, str], negatives: Sequence[str]) -> RetrievalExample:
     row, place = records.rows[index], records.place(index)
-    query = _read_texts(row[columns["query"]], "query", place)
+    query = read_texts(row[columns["query"]], "query", place)
     if len(query) != 1 or not query[0].strip():
         raise DataError(f"{place}: the query is {row[columns['query']]!r}; it must be a text that is not empty.")
-    documents = _read_texts(row[columns["document"]], "document", place)
-    others = [text for column in negatives for text in _read_texts(row[column], column, place, is_needed=False)]
+    documents = read_texts(row[columns["document"]], "document", place)
+    others = [text for column in negatives for text in read_texts(row[column], column, place, is_needed=False)]
     label = _read_label(row, columns.get("label"), len(documents), len(others), place)
     gains = [1.0] * len(documents) + [0.0] * len(others)
     if label is None:
@@ -126,7 +122,8 @@ def _read_row(records: Records, index: int, columns: Mapping[str, str], negative
     return RetrievalExample(query[0], (*documents, *others), tuple(targets), tuple(gains), place)
 
 
-def _read_texts(cell: Any, role: str, place: str, is_needed: bool = True) -> list[str]:
+def read_texts(cell: Any, role: str, place: str, is_needed: bool = True) -> list[str]:
+    """Reads a cell that holds a text or a list of texts; without `is_needed`, it may be empty."""
     texts = cell if isinstance(cell, (list, tuple)) else [] if cell in (None, "") and not is_needed else [cell]
     for text in texts:
         if not isinstance(text, str):
