@@ -20,6 +20,7 @@ HEAD_PARTS = {
     "detector_head",
     "detector",
     "embedding_head",
+    "sparse_head",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +23,9 @@ from bertblocks.nn.linear import is_untouched
 from bertblocks.nn.ops.cross_entropy import cross_entropy, linear_cross_entropy
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import cast_dtype, is_captured
+from bertblocks.nn.ops.sparse_pooling import pool_logits, sparse_pooling
+from bertblocks.nn.quantized import QuantizedLinear
+from bertblocks.nn.sparse_head import SparseHead
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +34,14 @@ if TYPE_CHECKING:
 
 #: The label of tokens and sequences that do not enter the loss.
 IGNORE = -100
+
+
+@dataclass
+class LanguageModelOutput(MaskedLMOutput):
+    """Logits and the loss, or the sparse vectors of sequences and of bags of tokens."""
+
+    vectors: Tensor | None = None  # [sequences, vocabulary]
+    bag_vectors: Tensor | None = None  # [bags, vocabulary]
 
 
 class LanguageModel(BertBlocksPreTrainedModel):
@@ -43,6 +56,8 @@ class LanguageModel(BertBlocksPreTrainedModel):
         self.head = get_mlm_head(config)
         self.decoder = nn.Linear(config.decoder_size, config.vocab_size, bias=config.decoder_bias)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
+        #: What makes sparse vectors, set by fine-tuning. They then take the place of logits.
+        self.sparse_head: SparseHead | None = None
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -77,12 +92,27 @@ class LanguageModel(BertBlocksPreTrainedModel):
             losses = cross_entropy(self.logits(hidden), labels, z_loss)
             return losses.sum() if token_weights is None else losses @ token_weights.to(losses)
         hidden = hidden if self.head is None else self.head(hidden)
+        weight, bias = self._scaled_decoder()
+        return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype, z_loss)
+
+    def _scaled_decoder(self) -> tuple[Tensor, Tensor | None]:
         weight: Tensor = self.decoder.weight
         bias: Tensor | None = self.decoder.bias
         if self.logit_scale is not None:
             weight = weight * self.logit_scale[:, None]
             bias = None if bias is None else bias * self.logit_scale
-        return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype, z_loss)
+        return weight, bias
+
+    def sparse_vectors(self, hidden: Tensor, lengths: Sequence[int], sparse_head: SparseHead) -> Tensor:
+        """`[tokens, hidden]` -> `[sequences, vocabulary]`, without storing the logits of all tokens."""
+        pooling, activation = sparse_head.pooling, sparse_head.activation
+        decoder: nn.Module = self.decoder
+        if isinstance(decoder, QuantizedLinear):
+            return pool_logits(hidden, self.logits, decoder.out_features, lengths, pooling, activation)
+        dtype = cast_dtype(hidden)
+        hidden = hidden if self.head is None else self.head(hidden)
+        weight, bias = self._scaled_decoder()
+        return sparse_pooling(hidden, weight, bias, lengths, pooling, activation, dtype)
 
     def summed_loss(
         self,
@@ -147,12 +177,14 @@ class BertBlocksForMaskedLM(LanguageModel):
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
         z_loss: float = 0.0,
+        bags: tuple[Tensor, int] | None = None,
         **options: Unpack[EncoderOptions],
-    ) -> MaskedLMOutput:
+    ) -> LanguageModelOutput:
         """Returns logits and, given `labels`, the summed loss divided by the number of labels.
 
         `num_items_in_batch` replaces that number. `z_loss` times the square of the softmax's log denominator is added
-        to each token's loss, which keeps logits from drifting (Chowdhery et al., 2022).
+        to each token's loss, which keeps logits from drifting (Chowdhery et al., 2022). With a `sparse_head`, it
+        returns the vectors of sequences instead, and those of `bags`, given as `SparseHead.weigh` takes them.
         """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         encoded = self.model.encode(
@@ -165,6 +197,11 @@ class BertBlocksForMaskedLM(LanguageModel):
             token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
         )
         hidden, layout = encoded.hidden, encoded.layout
+        if self.sparse_head is not None:
+            real = hidden if layout.key_mask is None else hidden[layout.key_mask.flatten()]
+            vectors = self.sparse_vectors(real, layout.length_tensor.tolist(), self.sparse_head)
+            weighed = None if bags is None else self.sparse_head.weigh(*bags, self.config.vocab_size)
+            return LanguageModelOutput(vectors=vectors, bag_vectors=weighed)
         logits = self.logits(hidden) if want_logits else None
         loss = None
         if labels is not None:
@@ -172,7 +209,7 @@ class BertBlocksForMaskedLM(LanguageModel):
             total, count = self.summed_loss(logits, flat_labels, hidden, encoded.token_indices, z_loss)
             total = encoded.add_router_loss(total, count)
             loss = total / (count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
-        return MaskedLMOutput(
+        return LanguageModelOutput(
             loss=cast(Any, loss),
             logits=None if logits is None else layout.scatter(logits),
             hidden_states=encoded.hidden_states,
