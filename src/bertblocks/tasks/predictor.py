@@ -15,11 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
-from bertblocks.checkpoints.sentence_transformers.cross_encoder import (
-    CrossEncoderSettings,
-    make_activation,
-    read_settings_of_any,
-)
+from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
+from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings, make_activation
+from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseSettings, find_encoder
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
 from bertblocks.inference.hardware import choose_device, choose_dtype
@@ -40,6 +38,8 @@ from bertblocks.tasks.embed.predictions import EmbeddingPipeline
 from bertblocks.tasks.embed.vectors import fit_ranges, quantize
 from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
 from bertblocks.tasks.rerank.predictions import Ranked, RerankPipeline
+from bertblocks.tasks.sparse.predictions import QueryWeightsPipeline, SparsePipeline, check_role
+from bertblocks.tasks.sparse.vectors import SparseVector
 from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.lines import Lines
@@ -157,6 +157,17 @@ class Predictor:
         found = np.stack(vectors)
         return quantize(found, precision, fit_ranges(found)) if fits_ranges else found
 
+    def encode_sparse(
+        self, texts: Texts, *, role: str | None = None, top_k: int | None = None, progress: bool = False
+    ) -> list[SparseVector]:
+        """Computes sparse vectors over the vocabulary (SPLADE) with a sparse encoder, or any masked language model.
+
+        `role` is "query" or "document", the default; it decides the prompt, and whether a query passes through the
+        encoder. `top_k` keeps the largest entries, by default as many as the checkpoint says. Of the windows of a long
+        text, each entry has its largest value; `too_long="truncate"` does what sentence-transformers does.
+        """
+        return list(self.stream("encode_sparse", texts, progress=progress, role=role, top_k=top_k))
+
     def fill_mask(self, texts: Texts, *, top_k: int = 5, progress: bool = False) -> list[list[list[Filling]]]:
         """Predicts the `top_k` most probable tokens for each mask of each text."""
         return list(self.stream("fill_mask", texts, progress=progress, top_k=top_k))
@@ -271,8 +282,10 @@ class Predictor:
             return EmbeddingPipeline(self.model, self._splitter, self._head, prompt, **options)
         if method == "rerank":
             return self._rerank_pipeline(**options)
+        if method == "encode_sparse":
+            return self._sparse_pipeline(**options)
         if method not in _HEADS:
-            methods = ("encode", "rerank", *_HEADS)
+            methods = ("encode", "encode_sparse", "rerank", *_HEADS)
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
         model_class, head, pipeline_class = _HEADS[method]
         if not isinstance(self.model, model_class):
@@ -302,6 +315,19 @@ class Predictor:
     def _is_scored_by_layers(self) -> bool:
         """Whether modules behind the encoder make the score of a pair, instead of a classifier's head."""
         return isinstance(self.embedding, CrossEncoderSettings) and bool(self.embedding.layers)
+
+    def _sparse_pipeline(self, role: str | None = None, top_k: int | None = None) -> SparsePipeline:
+        if not isinstance(self.model, LanguageModel):
+            name = type(self.model).__name__
+            raise ValueError(
+                f"encode_sparse needs a model with a masked-lm head; this model is a {name}. "
+                "`bertblocks finetune sparse` trains one."
+            )
+        settings = self.embedding if isinstance(self.embedding, SparseSettings) else SparseSettings()
+        head = self.model.sparse_head or settings.make_head()
+        prompt = self.embedding.find_prompt(None, check_role(role))
+        kind = QueryWeightsPipeline if role == "query" and head.query_weights is not None else SparsePipeline
+        return kind(self.model, self._splitter, head, prompt, settings.max_active_dims if top_k is None else top_k)
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -353,6 +379,7 @@ def _load(
 ) -> tuple[BertBlocksPreTrainedModel, PreTrainedTokenizerBase | None, EmbeddingSettings]:
     """Loads the model, tokenizer and settings of a checkpoint; a head that the checkpoint lacks is an error."""
     folder = find_checkpoint(source)
-    model, report = load_trained(folder, task)
+    encoder = find_encoder(folder)
+    model, report = load_trained(encoder, task)
     report.log(with_unread=task is None)
-    return model, load_tokenizer_if_any(folder), read_settings_of_any(folder)
+    return model, load_tokenizer_if_any(encoder), read_settings_of_any(folder)

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_with_report
 from bertblocks.checkpoints.sentence_transformers import find_kind
-from bertblocks.checkpoints.sentence_transformers.cross_encoder import read_settings_of_any
+from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS

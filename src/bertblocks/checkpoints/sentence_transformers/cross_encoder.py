@@ -13,7 +13,6 @@ from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers.embedder import (
     EmbeddingSettings,
     read_pooling,
-    read_settings,
     write_pooling,
 )
 from bertblocks.checkpoints.sentence_transformers.modules import (
@@ -21,7 +20,6 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     PROMPTS,
     READERS,
     TRANSFORMER,
-    find_kind,
     read_dense,
     read_if_any,
     read_max_length,
@@ -77,11 +75,6 @@ def read_cross_encoder(folder: Path) -> CrossEncoderSettings:
     pooling, layers = _read_head(folder, path)
     prompts, default = read_prompts(folder / PROMPTS)
     return CrossEncoderSettings(pooling, read_max_length(folder), prompts, default, layers, activation)
-
-
-def read_settings_of_any(folder: Path) -> EmbeddingSettings:
-    """Reads the settings of a cross-encoder, or of any other checkpoint those of its embeddings."""
-    return read_cross_encoder(folder) if find_kind(folder) == "cross-encoder" else read_settings(folder)
 
 
 def _read_activation(path: Path, name: Any) -> str | None:

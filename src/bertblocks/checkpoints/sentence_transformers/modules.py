@@ -32,6 +32,7 @@ KINDS = {
 #: Modules that only one kind of model has.
 TELLING_MODULES = {
     "SpladePooling": "sparse-encoder",
+    "MLMTransformer": "sparse-encoder",
     "MultiVectorMask": "multi-vector",
     "LogitScore": "cross-encoder",
 }
@@ -190,11 +191,16 @@ def write_layer(layer: nn.Module, folder: Path, **names: str) -> None:
 
 
 def write_modules(folder: Path, modules: Sequence[tuple[str, str]]) -> None:
-    """Writes the folder and the kind of every module."""
+    """Writes the folder of every module and its kind: a class of `sentence_transformers.models`, or one by its path."""
     write_json(
         folder / MODULES,
         [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": kind if "." in kind else f"sentence_transformers.models.{kind}",
+            }
             for index, (path, kind) in enumerate(modules)
         ],
     )

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
+from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import (
     CrossEncoderSettings,
-    read_settings_of_any,
     save_cross_encoder,
 )
 from bertblocks.data.flat_batch import FlatBatch

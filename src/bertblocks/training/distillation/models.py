@@ -15,7 +15,8 @@ from bertblocks.checkpoints.families import read_config
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained, load_with_report
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, find_kind
-from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings, read_settings_of_any
+from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
+from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.presets import preset_names
 from bertblocks.core.registry import nearest
