@@ -1,4 +1,4 @@
-"""`bertblocks finetune`: train a model to classify, tag, answer, embed or rerank."""
+"""`bertblocks finetune`: train a model to classify, tag, answer, embed, rerank or encode sparsely."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
 
 def finetune(
     task: Annotated[
-        Literal["classify", "tag", "answer", "embed", "rerank"], typer.Argument(help="What the model learns.")
+        Literal["classify", "tag", "answer", "embed", "rerank", "sparse"], typer.Argument(help="What the model learns.")
     ],
     settings: Annotated[
         list[str] | None,

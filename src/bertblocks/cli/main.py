@@ -35,6 +35,7 @@ from bertblocks.cli.rerank import rerank
 from bertblocks.cli.runs import runs
 from bertblocks.cli.schema import schema
 from bertblocks.cli.search import search
+from bertblocks.cli.sparse import sparse
 from bertblocks.cli.tag import tag
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help has room for text at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (embed, classify, tag, answer, rerank, fill_mask, generate):
+for command in (embed, sparse, classify, tag, answer, rerank, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
 app.command(cls=DistillCommand)(distill)

@@ -121,6 +121,8 @@ class Prediction:
     make_input: Callable[[Any], Any] = field(default=lambda item: item)
     #: Reads the inputs, for commands whose arguments or files are not single texts.
     read: Callable[[PredictOptions, Roles, BadInputs], Input] | None = None
+    #: Gets the predictor before the first result, for commands that show its tokens.
+    on_open: Callable[[Predictor], None] = field(default=lambda predictor: None)
 
 
 def predict_command(define: Callable[..., Prediction], texts: Any = None) -> Callable[..., None]:
@@ -161,6 +163,7 @@ def _predict(options: PredictOptions, prediction: Prediction) -> None:
         records, total = (prediction.read or get_inputs)(options, prediction.roles, bad)
         file = _open_output(options, prediction) if options.output else None
         predictor = _open(options)
+        prediction.on_open(predictor)
         done = file.done if file else 0
         if options.limit is not None:
             total = options.limit if total is None else min(total, options.limit)

@@ -69,6 +69,8 @@ class FineTuneTask(ABC):
     starts_from_embeddings: ClassVar[bool] = False
     #: Whether a checkpoint with the task's head already does almost what the task asks.
     starts_from_head: ClassVar[bool] = False
+    #: What to say if the checkpoint lacks the head that the task trains.
+    new_head_note: ClassVar[str | None] = None
     #: How token vectors are pooled, for tasks that make embeddings, and all that the start's files say about these.
     pooling: str = "mean"
     embedding: EmbeddingSettings = EmbeddingSettings()
@@ -150,6 +152,10 @@ class FineTuneTask(ABC):
     def baselines(self, predictor: Predictor, train: Sequence[Any], held_out: Sequence[Any]) -> dict[str, Scores]:
         """Scores what can be predicted without training the model, by name."""
         return {}
+
+    def before_step(self, step: int, total_steps: int) -> None:
+        """Takes how far training is, for losses with a schedule."""
+        return
 
     @abstractmethod
     def batch(self, features: Sequence[Any]) -> FlatBatch:

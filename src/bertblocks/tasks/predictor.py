@@ -17,7 +17,7 @@ from bertblocks.checkpoints.load import load_trained
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings, make_activation
-from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseSettings, find_encoder
+from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseEncoderSettings, find_encoder
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
 from bertblocks.inference.hardware import choose_device, choose_dtype
@@ -323,7 +323,7 @@ class Predictor:
                 f"encode_sparse needs a model with a masked-lm head; this model is a {name}. "
                 "`bertblocks finetune sparse` trains one."
             )
-        settings = self.embedding if isinstance(self.embedding, SparseSettings) else SparseSettings()
+        settings = self.embedding if isinstance(self.embedding, SparseEncoderSettings) else SparseEncoderSettings()
         head = self.model.sparse_head or settings.make_head()
         prompt = self.embedding.find_prompt(None, check_role(role))
         kind = QueryWeightsPipeline if role == "query" and head.query_weights is not None else SparsePipeline

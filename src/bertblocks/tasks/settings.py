@@ -184,6 +184,36 @@ class RerankSettings(FineTuneSettings):
     """For cross_entropy and margin_mse: how many negatives a list has; of more, others are drawn in every epoch."""
 
 
+class SparseSettings(FineTuneSettings):
+    query: str | None = None
+    """The column of the query. This column and the next three are found by name or content if not given."""
+    document: str | None = None
+    """The column of the relevant document, or of a list of them."""
+    negative: str | None = None
+    """The column of documents that are not relevant. None: all columns with names such as negative_1."""
+    label: str | None = None
+    """The column of labels (1 or 0), or of a teacher's scores of all documents in the row."""
+    loss: Literal["contrast", "margin_mse", "kl"] | None = None
+    """None: margin_mse for a teacher's scores, otherwise contrast with all documents of the batch."""
+    temperature: Positive = 1.0
+    """Divides the dot products of contrast."""
+    negatives: Count = 7
+    """How many documents that are not relevant a query has at most."""
+    pooling: Literal["max", "sum"] | None = None
+    """How the weights of a text's tokens are pooled. None: as the checkpoint does, or max."""
+    activation: Literal["relu", "log1p_relu"] | None = None
+    """relu: log(1 + relu(x)). log1p_relu: log(1 + log(1 + relu(x))). None: as the checkpoint does, or relu."""
+    queries: Literal["encoded", "idf", "learned"] | None = None
+    """idf: queries need no encoder, their tokens have fixed weights, by default inverse document frequencies. learned:
+    these weights are trained. None: as the checkpoint does, or encoded."""
+    document_flops: Annotated[float, Field(ge=0)] = 3e-5
+    """The weight of the FLOPS regularizer of documents; a larger one makes vectors sparser."""
+    query_flops: Annotated[float, Field(ge=0)] = 5e-5
+    """The weight of the FLOPS regularizer of queries."""
+    flops_warmup: Annotated[float, Field(gt=0, le=1)] = 1 / 3
+    """The share of steps over which both weights rise, with the square of the step."""
+
+
 #: By task.
 SETTINGS: dict[str, type[FineTuneSettings]] = {
     "classify": ClassifySettings,
@@ -191,4 +221,5 @@ SETTINGS: dict[str, type[FineTuneSettings]] = {
     "answer": AnswerSettings,
     "embed": EmbedSettings,
     "rerank": RerankSettings,
+    "sparse": SparseSettings,
 }

@@ -28,6 +28,7 @@ from bertblocks.tasks.classify.methods import AnyMethodTask
 from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.rerank.task import RerankTask
 from bertblocks.tasks.settings import FineTuneSettings
+from bertblocks.tasks.sparse.task import SparseTask
 from bertblocks.tasks.tag.task import TagTask
 from bertblocks.training.checkpoints import MARKER, CheckpointFolder, describe_removed
 from bertblocks.training.data_sets import Sources, name_sources, record_sources
@@ -44,7 +45,7 @@ from bertblocks.training.finetune_run import (
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
 TASKS: dict[str, type[FineTuneTask]] = {
-    task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask, RerankTask)
+    task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask, RerankTask, SparseTask)
 }
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
@@ -67,7 +68,8 @@ def finetune(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> FinetuneResult:
-    """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer`, `embed` or `rerank`.
+    """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer`, `embed`, `rerank` or
+    `sparse`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
     examples are held out for evaluation. `embed` also takes several data sets, as a list of files or as files by name:

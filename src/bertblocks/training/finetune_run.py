@@ -138,6 +138,8 @@ class FinetuneRun:
         sets = DataSets.join({name: task.features(own, tokenizer, max_length) for name, own in train.items()})
         features = sets.items
         task.check([*held_out.items, *(self.test.items if self.test else ())], tokenizer, max_length)
+        if task.new_head_note is not None and not start.has_trained_head:
+            task.notes.append(task.new_head_note)
         for note in task.notes:
             self.console.print(note, soft_wrap=True)
         is_gentle = (task.starts_from_embeddings and embedder.is_sentence_encoder) or (

@@ -16,6 +16,7 @@ from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_with_report
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
+from bertblocks.checkpoints.sentence_transformers.sparse_encoder import find_encoder
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
@@ -24,6 +25,8 @@ from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 from bertblocks.training.optimizers import decay_groups
 
+#: The peak learning rate of the weights of query tokens: each is a single number, seen in few queries.
+QUERY_WEIGHTS_RATE = 1e-3
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
@@ -58,8 +61,9 @@ def read_embedder(source: str | Path) -> Embedder:
 def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
     """Loads a checkpoint with the task's head. The head is new unless the checkpoint has one with the same labels."""
     folder = find_checkpoint(source)
-    loaded, report = load_with_report(folder, task.head_of(folder), torch.float32)  # a new head is expected
-    tokenizer = load_tokenizer_if_any(folder)
+    encoder = find_encoder(folder)
+    loaded, report = load_with_report(encoder, task.head_of(folder), torch.float32)  # a new head is expected
+    tokenizer = load_tokenizer_if_any(encoder)
     if tokenizer is None:
         raise ValueError(f"{source}: there is no tokenizer next to the model.")
     if loaded.config.quantization is not None:
@@ -125,8 +129,11 @@ def layered_optimizer(model: nn.Module, rate: float, weight_decay: float, layer_
     """AdamW in which the learning rate of each layer is `layer_decay` times that of the layer above it."""
     top = len(_layers(model)) + 1
     by_depth: dict[int, list[nn.Parameter]] = {}
+    weights: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and name.endswith("sparse_head.query_weights"):
+            weights.append(parameter)
+        elif parameter.requires_grad:
             match = _LAYER.search(name)
             depth = int(match[1]) + 1 if match else 0 if "embedding" in name.split(".") else top
             by_depth.setdefault(depth if layer_decay < 1 else top, []).append(parameter)
@@ -135,6 +142,8 @@ def layered_optimizer(model: nn.Module, rate: float, weight_decay: float, layer_
         for depth, parameters in by_depth.items()
         for group in decay_groups(parameters, weight_decay)
     ]
+    if weights:
+        groups.append({"params": weights, "weight_decay": 0.0, "rate_scale": QUERY_WEIGHTS_RATE / rate})
     return torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
@@ -143,7 +152,10 @@ def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     targets = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _takes_lora(name, module)})
-    heads = [name for name, part in model.named_children() if name in HEAD_PARTS and _is_trained(part)]
+    tied = {name.split(".")[0] for name in model.all_tied_weights_keys}  # a copy of its own could not be saved
+    heads = [
+        name for name, part in model.named_children() if name in HEAD_PARTS and name not in tied and _is_trained(part)
+    ]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=heads)
     return get_peft_model(model, config)
 

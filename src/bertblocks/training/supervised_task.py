@@ -85,6 +85,9 @@ class SupervisedTask(TrainingTask):
     def is_side_step(self, step: int) -> bool:
         return self.task.is_side_step(step)
 
+    def before_step(self, model: Any, step: int) -> None:
+        self.task.before_step(step, self.total_steps)
+
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         return self.task.losses(model, batch)
 

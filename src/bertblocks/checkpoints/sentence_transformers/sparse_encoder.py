@@ -44,7 +44,7 @@ POOLING_FOLDER, ROUTED_POOLING, ROUTED_STATIC = f"1_{POOLING}", f"document_1_{PO
 
 
 @dataclass(frozen=True)
-class SparseSettings(EmbeddingSettings):
+class SparseEncoderSettings(EmbeddingSettings):
     """How a checkpoint makes sparse vectors, with the defaults for a folder without modules.json."""
 
     sparse_pooling: str = "max"
@@ -75,7 +75,7 @@ def find_encoder(folder: Path) -> Path:
     return _find_modules(folder).encoder if is_routed and find_kind(folder) == "sparse-encoder" else folder
 
 
-def read_sparse_encoder(folder: Path) -> SparseSettings:
+def read_sparse_encoder(folder: Path) -> SparseEncoderSettings:
     """Reads `modules.json` and the files it leads to. A module that BertBlocks cannot run is an error."""
     modules = _find_modules(folder)
     path = modules.pooling / "config.json"
@@ -95,7 +95,7 @@ def read_sparse_encoder(folder: Path) -> SparseSettings:
     if modules.static is not None:
         weights = _read_weights(modules.static, folder, modules.encoder)
         is_frozen = read_if_any(modules.static / "config.json").get("frozen") is True
-    return SparseSettings(
+    return SparseEncoderSettings(
         max_length=read_max_length(modules.encoder),
         prompts=prompts,
         default_prompt=default,
@@ -177,7 +177,7 @@ def _read_weights(static: Path, folder: Path, encoder: Path) -> Tensor:
 
 
 def save_sparse_encoder(
-    model: LanguageModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: SparseSettings
+    model: LanguageModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: SparseEncoderSettings
 ) -> None:
     """Writes a folder that `SparseEncoder` opens. It needs BertBlocks only if no family can hold the model."""
     head = model.sparse_head
@@ -193,7 +193,7 @@ def save_sparse_encoder(
         model.sparse_head = head
 
 
-def _write_settings(folder: Path, settings: SparseSettings) -> None:
+def _write_settings(folder: Path, settings: SparseEncoderSettings) -> None:
     encoder: dict[str, Any] = {
         "transformer_task": "fill-mask",
         "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},

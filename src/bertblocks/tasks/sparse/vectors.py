@@ -84,3 +84,22 @@ def search(
         best = np.argsort(-scores, kind="stable")[:top_k]
         found.append((best, scores[best]))
     return found
+
+
+def sparsity(queries: Sequence[SparseVector], documents: Sequence[SparseVector]) -> dict[str, float]:
+    """The mean number of entries that are not 0, and FLOPS: how many of them a query and a document share on average.
+
+    Example:
+        >>> first, second = from_dense(np.array([0.0, 1.0, 1.0])), from_dense(np.array([1.0, 0.0, 1.0]))
+        >>> sparsity([first], [first, second])
+        {'query_active_dims': 2.0, 'document_active_dims': 2.0, 'flops': 1.5}
+    """
+    sides = [np.concatenate([vector.indices for vector in vectors]) for vectors in (queries, documents)]
+    size = 1 + max((int(side.max()) for side in sides if len(side)), default=0)
+    counts = [np.bincount(side, minlength=size) for side in sides]
+    of_queries, of_documents = counts[0] / len(queries), counts[1] / len(documents)
+    return {
+        "query_active_dims": float(of_queries.sum()),
+        "document_active_dims": float(of_documents.sum()),
+        "flops": float(of_queries @ of_documents),
+    }
