@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from bertblocks.tasks.classify.predictions import Classification as Classification
     from bertblocks.tasks.fill_mask import Filling as Filling
     from bertblocks.tasks.predictor import Predictor as Predictor
+    from bertblocks.tasks.sparse.vectors import SparseVector as SparseVector
     from bertblocks.tasks.tag.predictions import Tagged as Tagged
     from bertblocks.training.distillation.distill import distill as distill
     from bertblocks.training.finetune import finetune as finetune
@@ -85,6 +86,7 @@ _HOMES = {
     "Predictor": "tasks.predictor",
     "SearchIndex": "search.index",
     "SequenceLayout": "nn.layout",
+    "SparseVector": "tasks.sparse.vectors",
     "Tagged": "tasks.tag.predictions",
     "convert": "checkpoints.convert",
     "distill": "training.distillation.distill",

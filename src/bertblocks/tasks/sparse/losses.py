@@ -13,7 +13,7 @@ def flops(vectors: Tensor) -> Tensor:
         >>> flops(torch.tensor([[2.0, 0.0], [0.0, 4.0]])).item()  # 1^2 + 2^2
         5.0
     """
-    return vectors.abs().mean(dim=0).square().sum()
+    return vectors.mean(dim=0).square().sum()
 
 
 def contrast(queries: Tensor, documents: Tensor, own: Tensor, hidden: Tensor, temperature: float = 1.0) -> Tensor:

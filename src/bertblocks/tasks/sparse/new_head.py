@@ -6,15 +6,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.tasks.features import Feature
 
-STEPS, TOKENS, RATE = 200, 1024, 2e-3
-#: Tokens whose logits over the whole vocabulary are in memory at once.
-SAMPLE = 128
+#: The steps, the tokens of each, and the learning rate.
+STEPS, TOKENS, RATE = 100, 1024, 3e-3
+#: A token is told from those of its batch and from this many others, drawn at random.
+OTHERS = 1000
 
 
 def fit_to_own_tokens(model: LanguageModel, sequences: Sequence[Feature]) -> None:
@@ -32,27 +34,39 @@ def fit_to_own_tokens(model: LanguageModel, sequences: Sequence[Feature]) -> Non
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
     was_training = model.training
     model.eval()
+    middle = 0.0
     for batch in itertools.islice(_repeat(sequences), STEPS):
         batch = batch.to(device)
-        hidden = _encode(model, batch)
-        loss = model.fused_loss(hidden, batch.input_ids) / len(hidden)
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        with torch.no_grad():
+            hidden = model.base_model.encode(**batch.inputs).hidden
+        others = torch.randint(model.config.vocab_size, (OTHERS,), device=device)
+        candidates, labels = torch.cat([batch.input_ids, others]).unique(return_inverse=True)
+        logits = _logits(model, hidden, candidates)
+        loss = F.cross_entropy(logits, labels[: len(hidden)])
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
         optimizer.step()
+        middle = _find_middle(logits.detach(), labels[: len(hidden)])
     optimizer.zero_grad()
     if bias is not None:
         with torch.no_grad():
-            logits = model.logits(hidden[:SAMPLE])
-            own = logits.gather(1, batch.input_ids[:SAMPLE, None])
-            others = logits.scatter(1, batch.input_ids[:SAMPLE, None], float("-inf")).amax(1)
-            bias -= ((own.squeeze(1) + others) / 2).mean()
+            bias -= middle
     model.train(was_training)
 
 
-@torch.no_grad()
-def _encode(model: LanguageModel, batch: FlatBatch) -> Tensor:
-    return model.base_model.encode(**batch.inputs).hidden
+def _logits(model: LanguageModel, hidden: Tensor, candidates: Tensor) -> Tensor:
+    """The logits of some tokens of the vocabulary."""
+    hidden = hidden if model.head is None else model.head(hidden)
+    bias = None if model.decoder.bias is None else model.decoder.bias[candidates]
+    logits = F.linear(hidden, model.decoder.weight[candidates].detach(), bias)
+    return logits if model.logit_scale is None else logits * model.logit_scale[candidates].detach()
+
+
+def _find_middle(logits: Tensor, labels: Tensor) -> float:
+    """The number between the logit of a token and the highest of all others, on average."""
+    own = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], float("-inf")).amax(1)
+    return float(((own.squeeze(1) + others) / 2).mean())
 
 
 def _repeat(sequences: Sequence[Feature]) -> Iterator[FlatBatch]:
