@@ -66,7 +66,7 @@ def check_with_sentence_transformers(folder: Path) -> None:
 def test_training_finds_documents(queries: str, start: Path, pairs: Path, tmp_path: Path) -> None:
     done = finetune("sparse", start, pairs, pairs, tmp_path / "out", queries=queries, **QUICK)
     assert done.metric == "ndcg@10"
-    assert done.scores["ndcg@10"] > max(0.7, done.baselines["untouched"]["ndcg@10"] + 0.1)
+    assert done.scores["ndcg@10"] > done.baselines["untouched"]["ndcg@10"] + 0.3
     assert min(done.scores[name] for name in ("query_active_dims", "document_active_dims", "flops")) > 0
     check_with_sentence_transformers(tmp_path / "out")
     again = evaluate("sparse", tmp_path / "out", pairs)
@@ -84,28 +84,29 @@ def test_training_finds_documents(queries: str, start: Path, pairs: Path, tmp_pa
 
 
 def test_the_regularizer_makes_vectors_sparse(start: Path, pairs: Path, tmp_path: Path) -> None:
-    free, sparse = (
-        finetune(
-            "sparse",
-            *(start, pairs, pairs, tmp_path / str(weight)),
-            **{**QUICK, "document_flops": weight, "query_flops": weight, "evaluations_per_epoch": 1, "patience": None},
-        )
-        for weight in (0.0, 0.3)
-    )
-    assert sparse.scores["document_active_dims"] < 0.8 * free.scores["document_active_dims"]
+    entries = []
+    for weight in (0.0, 3.0):
+        settings = {**QUICK, "document_flops": weight, "query_flops": weight}
+        finetune("sparse", start, pairs, pairs, tmp_path / str(weight), **settings)
+        lines = [json.loads(line) for line in (tmp_path / str(weight) / "metrics.jsonl").read_text().splitlines()]
+        entries.append([line["document_active_dims"] for line in lines if "document_active_dims" in line][-1])
+    assert entries[1] < 0.6 * entries[0]
 
 
 @pytest.mark.parametrize("loss", ["margin_mse", "kl"])
 def test_a_teacher(loss: str, start: Path, tmp_path: Path) -> None:
     rows = [
-        {"query": a, "document": f"{a} are {b}", "negative": [f"{b} are here", "two"], "scores": [9.0, 3.0, 0.0]}
-        for a in WORDS[:4]
-        for b in WORDS[4:]
+        {"query": f"{b} {a}", "document": f"{a} are {b}", "negative": [f"{b} here", f"{a}"], "scores": [6.0, 2.0, 0.0]}
+        for a in WORDS
+        for b in WORDS
+        if a != b
     ]
     path = write(tmp_path / "teacher.jsonl", rows)
     settings = {} if loss == "margin_mse" else {"loss": loss}
-    done = finetune("sparse", start, path, path, tmp_path / "out", **settings, **QUICK)
-    assert done.scores["ndcg@10"] > done.baselines["untouched"]["ndcg@10"]
+    finetune("sparse", start, path, path, tmp_path / "out", **settings, **QUICK)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss_ranking"] for line in lines if "loss_ranking" in line]
+    assert losses[-1] < 0.1 * losses[0]
 
 
 def test_a_checkpoint_without_a_head(start: Path, pairs: Path, tmp_path: Path) -> None:
