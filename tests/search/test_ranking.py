@@ -16,8 +16,7 @@ def test_the_best_are_those_of_a_stable_sort_with_ties_in_order(k: int, block: i
     blocks = list(range(0, 100, block))
     for start in reversed(blocks):  # a tie is won by the lower number, in whatever order blocks come
         rows = slice(start, start + block)
-        for query in range(2):
-            best.add(query, np.arange(100)[rows], scores[query, rows])
+        best.add_block(0, np.arange(100)[rows], scores[:, rows])
     for query in range(2):
         expected = np.argsort(-scores[query], kind="stable")[:k]
         assert best.rankings[query].numbers.tolist() == expected.tolist()
@@ -26,7 +25,7 @@ def test_the_best_are_those_of_a_stable_sort_with_ties_in_order(k: int, block: i
 
 def test_scores_that_are_not_numbers_never_count() -> None:
     best = TopK(1, 3)
-    best.add(0, np.arange(3), np.array([np.nan, 1.0, np.nan], np.float32))
+    best.add_block(0, np.arange(4), np.array([[np.nan, 1.0, np.nan, -np.inf]], np.float32))
     assert best.rankings[0].numbers.tolist() == [1]
 
 

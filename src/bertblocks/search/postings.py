@@ -71,6 +71,6 @@ def search_postings(segments: Sequence[PostingRows], queries: Sequence[SparseVec
                 if term < len(starts) - 1:
                     entry = slice(int(starts[term]), int(starts[term + 1]))
                     scores[rows[entry]] += weight * values[entry]
-            scores[scores == 0] = np.nan  # shares no term with the query
-            scores[removed] = np.nan
+            scores[scores == 0] = -np.inf  # shares no term with the query
+            scores[removed] = -np.inf
             best.add(number, numbers, scores)

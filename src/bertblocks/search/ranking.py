@@ -29,12 +29,19 @@ class TopK:
         self.k = k
         empty = Ranking(np.zeros(0, np.int64), np.zeros(0, np.float32))
         self.rankings = [empty] * queries
+        #: The score that a document must reach; below the lowest number until there are `k` documents.
+        self._least = np.full(queries, np.finfo(np.float32).min, np.float32)
+
+    def add_block(self, first: int, numbers: np.ndarray, scores: np.ndarray) -> None:
+        """Adds documents with their scores `[queries, documents]` for the queries from `first` on."""
+        best = np.fmax.reduce(scores, axis=1)
+        for query in np.flatnonzero(best >= self._least[first : first + len(scores)]).tolist():
+            self.add(first + query, numbers, scores[query])
 
     def add(self, query: int, numbers: np.ndarray, scores: np.ndarray) -> None:
-        """Adds documents with their scores, in any order; those whose score is NaN do not count."""
+        """Adds documents with their scores, in any order; those with a score of NaN or -inf do not count."""
         known = self.rankings[query]
-        worst = known.scores[-1] if len(known) == self.k else -np.inf
-        kept = np.flatnonzero(scores >= worst)
+        kept = np.flatnonzero(scores >= self._least[query])
         if len(kept) > self.k:
             kept = kept[scores[kept] >= np.partition(scores[kept], -self.k)[-self.k]]
         if not len(kept):
@@ -43,6 +50,8 @@ class TopK:
         scores = np.concatenate([known.scores, scores[kept]])
         order = np.lexsort((numbers, -scores))[: self.k]
         self.rankings[query] = Ranking(numbers[order], scores[order])
+        if len(order) == self.k:
+            self._least[query] = self.rankings[query].scores[-1]
 
 
 def fuse(rankings: Sequence[Ranking], k: int) -> Ranking:

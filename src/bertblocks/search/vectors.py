@@ -11,8 +11,8 @@ from bertblocks.search.ranking import TopK
 
 Precision = Literal["float32", "float16", "int8", "binary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-#: Vectors that are scored at once, and queries that they are scored against.
-BLOCK_ROWS, BLOCK_QUERIES = 8192, 256
+#: Vectors that are scored at once, which fit into the cache, and queries that they are scored against.
+BLOCK_ROWS, BLOCK_QUERIES = 1024, 256
 
 
 def pack(vectors: np.ndarray, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
@@ -68,8 +68,7 @@ def search_exactly(segments: Iterable[tuple[VectorRows, int]], queries: np.ndarr
             rows = slice(start, stop)
             block, numbers = segment.vectors(rows), segment.numbers(rows)
             removed = segment.removed_in(start, stop)
-            for begin in range(0, len(queries), BLOCK_QUERIES):
-                scores = queries[begin : begin + BLOCK_QUERIES] @ block.T  # [queries, rows]
-                scores[:, removed] = np.nan  # is never among the best
-                for query, row in enumerate(scores, start=begin):
-                    best.add(query, numbers, row)
+            for first_query in range(0, len(queries), BLOCK_QUERIES):
+                scores = queries[first_query : first_query + BLOCK_QUERIES] @ block.T  # [queries, rows]
+                scores[:, removed] = -np.inf
+                best.add_block(first_query, numbers, scores)
