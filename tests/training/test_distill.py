@@ -32,7 +32,7 @@ from bertblocks.checkpoints.sentence_transformers.cross_encoder import (
 )
 from bertblocks.cli.main import app
 from bertblocks.core.storage import read_json
-from bertblocks.nn.embedding_head import Dense
+from bertblocks.nn.embedding_head import Dense, EmbeddingHead
 from bertblocks.training.distillation import run as distill_run
 from bertblocks.training.distillation.models import load_teacher, make_student
 from tests.small_tokenizers import wrap
@@ -187,7 +187,9 @@ def test_modules_behind_a_teachers_encoder_make_its_scores(
 ) -> None:
     model, tokenizer = load(teachers / "embedder", "base")
     settings = CrossEncoderSettings("cls", 64, layers=(Dense(32, 1, True, "Identity"),), activation="Tanh")
+    assert isinstance(model, BertBlocksModel)
     assert tokenizer is not None
+    model.embedding_head = EmbeddingHead("cls", 32, settings.layers)
     save_cross_encoder(model, tmp_path / "teacher", tokenizer, settings)
     out = tmp_path / "out"
     options = {**QUICK, "epochs": 4, "batch_size": 3}
