@@ -32,6 +32,16 @@ def score_ranking(ranking: Sequence[Any], gains: Mapping[Any, float], metrics: S
     return {name: _score(name, found, ideal) for name in metrics}
 
 
+def rank_documents(scores: Mapping[str, float]) -> list[str]:
+    """Orders documents by their scores as trec_eval does: in single precision, and equal ones by their ids, descending.
+
+    Example:
+        >>> rank_documents({"a": 0.5, "b": 2.0, "c": 0.5})
+        ['b', 'c', 'a']
+    """
+    return sorted(scores, key=lambda name: (np.float32(scores[name]), name.encode()), reverse=True)
+
+
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """Averages the scores of queries."""
     return {name: float(np.mean([own[name] for own in scores])) for name in scores[0]}
