@@ -23,6 +23,7 @@ Kind = Literal[
     "sparse",
     "pppl",
     "needle",
+    "beir",
     "glue",
     "superglue",
     "swag",
@@ -54,7 +55,8 @@ def evaluate(
         str | None,
         typer.Option(
             help="Examples as for finetune; texts for pppl (lines of .txt, or a table with a text column) and, as "
-            "filler, for needle; the folder of a suite's files, or GLUE's name for datasets."
+            "filler, for needle; a folder in the format of BEIR; the folder of a suite's files, or GLUE's name for "
+            "datasets."
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Run the models with int8 linear layers.")] = False,
@@ -71,11 +73,15 @@ def evaluate(
 
     Several models are compared with the first on the same examples, with a paired bootstrap.
 
-    Settings of classify, tag, answer, embed, rerank and sparse are those of `bertblocks finetune TASK list` that say
+    Settings of classify, tag, answer, embed, rerank, sparse and multi are those of `bertblocks finetune TASK list` that say
     how a file is read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue,
     swag and xtreme fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all
     but glue take train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head;
     mmlu takes shots=5, score=text and subjects=[anatomy].
+
+    beir ranks documents with embedders, sparse and multi-vector encoders, rerankers of what first=MODEL finds, models
+    joined by + (reciprocal rank fusion), or run files. It takes split=test, metrics=[ndcg@10,recall@100],
+    candidates=100, ignore_identical_ids=true, and output=FOLDER for run files.
     """
     import transformers
 
@@ -98,7 +104,7 @@ def evaluate(
         if task == "needle":
             _needle(names, data, settings, as_json, report)
         elif data is None and task != "glue":
-            fail(f"--data is missing; {task} needs a {'folder' if task in SUITES else 'file'}.")
+            fail(f"--data is missing; {task} needs a {'folder' if task in SUITES or task == 'beir' else 'file'}.")
         elif task in SUITES:
             _suite(task, names, data, settings, as_json, report)
         elif data is not None:
@@ -132,10 +138,14 @@ def _files(
     as_json: bool,
     report: Path | None,
 ) -> None:
+    from bertblocks.evaluation.beir import evaluate_beir
     from bertblocks.evaluation.evaluate import compare
     from bertblocks.evaluation.evaluate import evaluate as run
 
-    done = [run(task, name, data, int8, precisions, **settings) for name in names]
+    if task == "beir":
+        done = evaluate_beir(names, data, int8, progress=True, **settings)
+    else:
+        done = [run(task, name, data, int8, precisions, **settings) for name in names]
     differences = compare(done)
     scores: list[dict[str, Any]] = [
         {"model": result.model, "examples": result.examples, "scores": result.scores} for result in done
@@ -154,7 +164,7 @@ def _files(
     table = make_table(["model", *done[0].scores])
     for result in done:
         table.add_row(result.model, *(f"{value:.4f}" for value in result.scores.values()))
-    print_table(console, f"{data}: {done[0].examples:,} examples", table)
+    print_table(console, f"{data}: {done[0].examples:,} {'queries' if task == 'beir' else 'examples'}", table)
     for result in done if precisions else ():
         table = make_table(["stored as", *result.scores, f"{result.metric} kept"])
         for precision, own in result.precisions.items():

@@ -1,1 +1,1 @@
-"""Evaluation: task metrics on files, benchmarks, pseudo-perplexity, needle-in-a-haystack tests and MTEB."""
+"""Evaluation: task metrics on files, benchmarks, pseudo-perplexity, needle-in-a-haystack tests, BEIR and MTEB."""
