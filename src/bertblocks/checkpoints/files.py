@@ -49,7 +49,8 @@ def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
         raise FileNotFoundError(f"{text} is not a checkpoint folder: it {reason}.")
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", *(["*.bin"] if allow_pickle else [])]
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md", "artifact.metadata"]
+    patterns += ["*.bin"] if allow_pickle else []
     try:
         return Path(snapshot_download(text, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises errors of many libraries

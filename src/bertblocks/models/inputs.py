@@ -24,6 +24,8 @@ class EncoderOptions(TypedDict, total=False):
     packed_seqlens: Tensor | None
     output_hidden_states: bool | None
     output_attentions: bool | None
+    #: Whether the mask hides tokens of the sequence instead of padding: they see the others and are not seen.
+    has_unseen_tokens: bool
 
 
 class EncoderInput:
@@ -40,12 +42,15 @@ class EncoderInput:
         inputs_embeds: Tensor | None,
         cu_seqlens: Tensor | None,
         packed_seqlens: Tensor | None,
+        has_unseen_tokens: bool = False,
     ) -> None:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of input_ids and inputs_embeds.")
         shape = tuple(input_ids.shape if input_ids is not None else inputs_embeds.shape[:-1])  # type: ignore[union-attr]
         device = (input_ids if input_ids is not None else inputs_embeds).device  # type: ignore[union-attr]
-        self.layout = read_layout(shape, device, attention_mask, cu_seqlens, packed_seqlens, config.unpad)
+        self.layout = read_layout(
+            shape, device, attention_mask, cu_seqlens, packed_seqlens, config.unpad, has_unseen_tokens
+        )
         self.token_ids = None if input_ids is None else self._read("input_ids", input_ids, vocab_size, "vocab_size")
         self.embeddings = None if inputs_embeds is None else self.layout.gather(inputs_embeds)
         self.token_types = self._read_types(token_type_ids, config)
@@ -80,7 +85,7 @@ class EncoderInput:
                     f"{config.max_position_embeddings} leaves room for "
                     f"{config.max_position_embeddings - config.position_offset}."
                 )
-            if config.position_offset and self.layout.key_mask is not None:
+            if config.position_offset and self.layout.key_mask is not None and not self.layout.has_unseen_tokens:
                 # RoBERTa and NeoBERT count real tokens only
                 counted = self.layout.key_mask.cumsum(dim=1).flatten() - 1
                 return counted.clamp(min=0) + config.position_offset
@@ -106,6 +111,7 @@ def read_layout(
     cu_seqlens: Tensor | None,
     packed_seqlens: Tensor | None,
     unpad: bool,
+    has_unseen_tokens: bool = False,
 ) -> SequenceLayout:
     """Returns how an input of `shape` forms sequences."""
     given = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "packed_seqlens": packed_seqlens}
@@ -125,7 +131,7 @@ def read_layout(
         return SequenceLayout.from_packed_rows(packed_seqlens.to(device), (shape[0], shape[1]))
     if attention_mask is None:
         return SequenceLayout.from_shape(shape[0], shape[1], device)
-    layout = SequenceLayout.from_mask(attention_mask.to(device), unpad)
+    layout = SequenceLayout.from_mask(attention_mask.to(device), unpad, has_unseen_tokens)
     if layout.shape != shape:
         raise ValueError(
             f"attention_mask has shape {list(layout.shape)} and the input {list(shape)}; they must be equal."

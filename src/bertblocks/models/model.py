@@ -20,6 +20,7 @@ from bertblocks.nn.encoder import Encoder
 from bertblocks.nn.head import ContactHead, Pooler, pool
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.moe import Routing
+from bertblocks.nn.token_head import TokenHead
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,7 +70,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         self.pooler = Pooler(config.hidden_size) if has_pooler else None
         num_heads = (config.for_layer(index).num_attention_heads for index in range(config.num_hidden_layers))
         #: What makes embeddings, set by fine-tuning. Its result then takes the place of the pooler's.
-        self.embedding_head: EmbeddingHead | None = None
+        self.embedding_head: EmbeddingHead | TokenHead | None = None
         self.contact_head = ContactHead(sum(num_heads)) if config.contact_head else None
         #: What each router of a mixture of experts did in the last forward pass in training.
         self.routing: list[Routing] = []
@@ -105,13 +106,14 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
         output_attentions: bool | None = None,
         token_indices: Callable[[SequenceLayout], Tensor] | None = None,
         timesteps: Tensor | None = None,
+        has_unseen_tokens: bool = False,
     ) -> Encoded:
         """Runs the forward pass and leaves its result flat, for heads.
 
         A head that needs only some tokens passes `token_indices`, a function from the layout to their flat indices.
         `hidden` then holds these tokens in that order, and the last layer computes no others. A batch that is all
         padding has no tokens, so none are returned. `timesteps` are the noise levels of sequences, for
-        `timestep_embedding`.
+        `timestep_embedding`. With `has_unseen_tokens`, `hidden` has the tokens that the mask hides, too.
         """
         config = self.config
         want_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -126,6 +128,7 @@ class BertBlocksModel(BertBlocksPreTrainedModel):
             inputs_embeds,
             cu_seqlens,
             packed_seqlens,
+            has_unseen_tokens,
         )
         layout = batch.layout
         x = self.embedding(batch.token_ids, batch.embeddings, batch.token_types, batch.positions, layout, timesteps)

@@ -144,7 +144,7 @@ class Embedding(nn.Module):
             x = x + self.task_type.weight[0]
         if self.timestep is not None:
             x = self.timestep(x, token_ids, times, layout)
-        if layout is not None and layout.key_mask is not None:
+        if layout is not None and layout.key_mask is not None and not layout.has_unseen_tokens:
             # attention masks do not hide NaN: padding that stays in the batch must be finite
             x = x.masked_fill(~layout.key_mask.flatten()[:, None], 0.0)
         if self.projection is not None and self.norm_is_last:

@@ -48,6 +48,8 @@ class SequenceLayout:
     rectangle: tuple[int, int] | None = None
     #: True for real tokens, in a rectangular layout with padding.
     key_mask: Tensor | None = None  # [rows, length]
+    #: Whether what the key mask hides are tokens too, which see the others and are not seen.
+    has_unseen_tokens: bool = False
     #: The length of every sequence of a ragged layout, zeros included.
     lengths: list[int] = field(default_factory=list)
     #: The index of every token in the flattened `shape`; None if tokens are in order.
@@ -65,16 +67,19 @@ class SequenceLayout:
         return cls(shape=(rows, length), device=device, positions=positions, rectangle=(rows, length))
 
     @classmethod
-    def from_mask(cls, mask: Tensor, unpad: bool = True) -> SequenceLayout:
+    def from_mask(cls, mask: Tensor, unpad: bool = True, has_unseen_tokens: bool = False) -> SequenceLayout:
         """Build a layout from a `[batch, length]` mask in any form that `keep_mask` reads.
 
         Padding on either side is dropped. A mask with holes inside a sequence keeps its padding, because distances and
-        positions count the holes. So does every mask during graph capture, where shapes must not depend on data.
+        positions count the holes. So does every mask during graph capture, where shapes must not depend on data. With
+        `has_unseen_tokens`, the mask hides tokens from attention, and nothing is dropped.
         """
         keep = keep_mask(mask)
         rows, length = keep.shape
-        if is_capturing():
-            return cls._from_key_mask(keep)
+        if is_capturing() or has_unseen_tokens:
+            layout = cls._from_key_mask(keep)
+            layout.has_unseen_tokens = has_unseen_tokens
+            return layout
         if bool(keep.all()):
             return cls.from_shape(rows, length, keep.device)
         counts = keep.sum(dim=1)

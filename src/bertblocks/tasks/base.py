@@ -121,6 +121,10 @@ class FineTuneTask(ABC):
         """Returns the task with the method that suits the training examples and the starting model."""
         return self
 
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, embedding: EmbeddingSettings) -> None:
+        """Adds the tokens that the task needs to the tokenizer of the start, before the model is used."""
+        return
+
     def use_model(self, model: Any, embedding: EmbeddingSettings) -> None:
         """Takes what follows from the model that training starts from, and how its checkpoint makes embeddings."""
         return

@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained
-from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
+from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, find_kind
 from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings, make_activation
+from bertblocks.checkpoints.sentence_transformers.modules import check_role
+from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, add_markers
 from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseEncoderSettings, find_encoder
 from bertblocks.core.registry import nearest
 from bertblocks.inference.engine import Engine, prepare_model
@@ -32,13 +34,16 @@ from bertblocks.models import (
 )
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.embedding_head import EmbeddingHead
+from bertblocks.nn.token_head import TokenHead
 from bertblocks.tasks.answer.predictions import Answers, QuestionAnsweringPipeline
 from bertblocks.tasks.classify.predictions import Classification, ClassificationPipeline
 from bertblocks.tasks.embed.predictions import EmbeddingPipeline
 from bertblocks.tasks.embed.vectors import fit_ranges, quantize
 from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
+from bertblocks.tasks.multi.predictions import LateInteractionPipeline, MultiVectorPipeline
+from bertblocks.tasks.multi.sequences import RoleTokenizer
 from bertblocks.tasks.rerank.predictions import Ranked, RerankPipeline
-from bertblocks.tasks.sparse.predictions import QueryWeightsPipeline, SparsePipeline, check_role
+from bertblocks.tasks.sparse.predictions import QueryWeightsPipeline, SparsePipeline
 from bertblocks.tasks.sparse.vectors import SparseVector
 from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
 from bertblocks.text.encoding import TextTokenizer
@@ -55,8 +60,8 @@ class Predictor:
     tokens without padding; results come in the order of the texts. Device, threads, dtype and token budget default to
     what suits the machine: `dtype` is bfloat16 where the hardware has units for it. A model object, as opposed to a
     folder, keeps its own dtype. A text of more than `max_length` tokens is an "error", is "truncate"d, or is split into
-    "window"s that share `overlap` tokens; by default it is split, and truncated by `rerank`. `task` names the head to
-    load in place of the checkpoint's own.
+    "window"s that share `overlap` tokens; by default it is split, and truncated by `rerank` and `encode_multi`. `task`
+    names the head to load in place of the checkpoint's own.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -108,9 +113,14 @@ class Predictor:
         self.tokenizer = tokenizer
         #: What the checkpoint's files say about embeddings.
         self.embedding = settings
-        self._head = self.model.base_model.embedding_head
+        self._head: Any = self.model.base_model.embedding_head
         if self._head is None:
-            head = EmbeddingHead(pooling or settings.pooling, self.model.config.hidden_size, settings.layers)
+            size = self.model.config.hidden_size
+            head: EmbeddingHead | TokenHead
+            if isinstance(settings, MultiVectorSettings):
+                head = TokenHead(size, settings.layers)
+            else:
+                head = EmbeddingHead(pooling or settings.pooling, size, settings.layers)
             self._head = head.to(self.model.device)
         self.pooling = self._head.pooling
         self.max_length = max_length or max_sequence_length(self.model, tokenizer, settings.max_length)
@@ -119,6 +129,7 @@ class Predictor:
         self._splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "window", overlap)
         # as sentence-transformers' CrossEncoder does
         self._pair_splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "truncate", overlap)
+        self._too_long = too_long
 
     # ------------------------------------------------------------------ tasks
 
@@ -167,6 +178,18 @@ class Predictor:
         text, each entry has its largest value; `too_long="truncate"` does what sentence-transformers does.
         """
         return list(self.stream("encode_sparse", texts, progress=progress, role=role, top_k=top_k))
+
+    def encode_multi(
+        self, texts: Texts, *, role: str | None = None, pool_factor: float | None = None, progress: bool = False
+    ) -> list[np.ndarray]:
+        """Computes the vectors of tokens, `[tokens, dimensions]` for each text, with a multi-vector model (ColBERT).
+
+        `role` is "query" or "document", the default. It decides the prompt, the length, which tokens have vectors, and
+        whether a query is filled up with mask tokens. `bertblocks.tasks.multi.score_multi` compares the two sides. Long
+        texts are truncated as sentence-transformers does, unless `too_long` says otherwise. `pool_factor` merges the
+        tokens of a document into a share of 1/factor, in place of the checkpoint's own factor.
+        """
+        return list(self.stream("encode_multi", texts, progress=progress, role=role, pool_factor=pool_factor))
 
     def fill_mask(self, texts: Texts, *, top_k: int = 5, progress: bool = False) -> list[list[list[Filling]]]:
         """Predicts the `top_k` most probable tokens for each mask of each text."""
@@ -237,8 +260,8 @@ class Predictor:
     ) -> list[Ranked] | list[list[Ranked]]:
         """Orders the documents of a query, or those of each of several queries, by relevance, the best first.
 
-        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`. In a stream, an input is a
-        pair of a query and its documents.
+        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`, or of MaxSim if the model is
+        a multi-vector one. In a stream, an input is a pair of a query and its documents.
         """
         if isinstance(query, str):
             return next(self.stream("rerank", [(query, documents)], progress=progress, top_k=top_k))
@@ -275,9 +298,13 @@ class Predictor:
         return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress), return_exceptions)
 
     def _pipeline(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
+        if method == "encode_multi":
+            return self._multi_pipeline(**options)
         if method == "encode":
             if self._is_scored_by_layers:
                 raise ValueError("encode needs a model that makes embeddings; this one scores pairs. Use rerank.")
+            if isinstance(self._head, TokenHead):
+                raise ValueError("encode needs a model with one vector per text; this one has many. Use encode_multi.")
             prompt = self.embedding.find_prompt(options.pop("prompt", None), options.pop("prompt_name", None))
             return EmbeddingPipeline(self.model, self._splitter, self._head, prompt, **options)
         if method == "rerank":
@@ -285,7 +312,7 @@ class Predictor:
         if method == "encode_sparse":
             return self._sparse_pipeline(**options)
         if method not in _HEADS:
-            methods = ("encode", "encode_sparse", "rerank", *_HEADS)
+            methods = ("encode", "encode_sparse", "encode_multi", "rerank", *_HEADS)
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
         model_class, head, pipeline_class = _HEADS[method]
         if not isinstance(self.model, model_class):
@@ -296,7 +323,10 @@ class Predictor:
             )
         return pipeline_class(cast(Any, self.model), self._splitter, **options)
 
-    def _rerank_pipeline(self, **options: Any) -> RerankPipeline:
+    def _rerank_pipeline(self, **options: Any) -> Pipeline[list[Ranked]]:
+        if isinstance(self.embedding, MultiVectorSettings):
+            tokenizers = {role: self.role_tokenizer(role) for role in ("query", "document")}
+            return LateInteractionPipeline(self.model, self._head, self.embedding, tokenizers, **options)
         head = self._head if self._is_scored_by_layers else None
         if head is None and not isinstance(self.model, BertBlocksForSequenceClassification):
             name = type(self.model).__name__
@@ -328,6 +358,28 @@ class Predictor:
         prompt = self.embedding.find_prompt(None, check_role(role))
         kind = QueryWeightsPipeline if role == "query" and head.query_weights is not None else SparsePipeline
         return kind(self.model, self._splitter, head, prompt, settings.max_active_dims if top_k is None else top_k)
+
+    def _multi_pipeline(self, role: str | None = None, pool_factor: float | None = None) -> MultiVectorPipeline:
+        role = check_role(role) or "document"
+        settings = cast(MultiVectorSettings, self.embedding)
+        return MultiVectorPipeline(self.model, self._head, settings, {role: self.role_tokenizer(role)}, pool_factor)
+
+    def role_tokenizer(self, role: str | None = None) -> RoleTokenizer:
+        """What turns texts of a role into the tokens that `encode_multi` gives vectors to."""
+        if not isinstance(self.embedding, MultiVectorSettings):
+            raise ValueError(
+                "encode_multi needs a multi-vector model, with one vector per token. `bertblocks finetune multi` "
+                "trains one."
+            )
+        splitter, too_long = self._splitter, self._too_long or "truncate"
+        return RoleTokenizer(
+            splitter.tokenizer,
+            self.embedding,
+            check_role(role) or "document",
+            self.max_length,
+            too_long,
+            splitter.overlap,
+        )
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -380,6 +432,11 @@ def _load(
     """Loads the model, tokenizer and settings of a checkpoint; a head that the checkpoint lacks is an error."""
     folder = find_checkpoint(source)
     encoder = find_encoder(folder)
+    if task is None and find_kind(folder) == "multi-vector":
+        task = "base"  # a projection among the weights is read with the settings
     model, report = load_trained(encoder, task)
     report.log(with_unread=task is None)
-    return model, load_tokenizer_if_any(encoder), read_settings_of_any(folder)
+    settings = read_settings_of_any(folder)
+    tokenizer = load_tokenizer_if_any(encoder)
+    add_markers(tokenizer, settings)
+    return model, tokenizer, settings

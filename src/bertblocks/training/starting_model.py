@@ -55,7 +55,7 @@ class Embedder:
 
 def read_embedder(source: str | Path) -> Embedder:
     folder = find_checkpoint(source)
-    return Embedder(read_settings_of_any(folder).pooling, find_kind(folder) == "embedder")
+    return Embedder(read_settings_of_any(folder).pooling, find_kind(folder) in ("embedder", "multi-vector"))
 
 
 def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel:
@@ -74,6 +74,7 @@ def load_starting_model(source: str | Path, task: FineTuneTask) -> StartingModel
     settings = read_settings_of_any(folder)
     # embeddings need no head; that of masked language modeling may be new
     has_trained_head = (task.starts_from_embeddings or not report.fresh) and model is loaded
+    task.use_tokenizer(tokenizer, settings)
     task.use_model(model, settings)
     model = task.add_parts(model)
     size = sum(parameter.numel() for name, parameter in model.named_parameters() if _LAYER.search(name))

@@ -8,12 +8,14 @@ from pathlib import Path
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import read_cross_encoder
 from bertblocks.checkpoints.sentence_transformers.embedder import EmbeddingSettings, read_settings
 from bertblocks.checkpoints.sentence_transformers.modules import find_kind
+from bertblocks.checkpoints.sentence_transformers.multi_vector import read_multi_vector
 from bertblocks.checkpoints.sentence_transformers.sparse_encoder import read_sparse_encoder
 
 #: Readers by the kind of folder; all others have the settings of embeddings.
 SETTINGS_READERS: dict[str | None, Callable[[Path], EmbeddingSettings]] = {
     "cross-encoder": read_cross_encoder,
     "sparse-encoder": read_sparse_encoder,
+    "multi-vector": read_multi_vector,
 }
 
 

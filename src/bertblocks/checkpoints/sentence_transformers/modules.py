@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bertblocks.checkpoints.files import PICKLE
+from bertblocks.core.registry import nearest
 from bertblocks.core.storage import read_json, write_json
 from bertblocks.core.tensor_files import SINGLE, read_safetensors, save_tensors
 from bertblocks.nn.embedding_head import ACTIVATIONS, Dense, EmbeddingNorm, Normalize
@@ -39,13 +40,25 @@ TELLING_MODULES = {
 #: Files and keys of config.json that only one kind of model has, for folders without modules.json.
 COLBERT_FILE, COLBERT_CLASS = "artifact.metadata", "HF_ColBERT"
 CROSS_ENCODER_KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
+#: Keys that only PyLate writes.
+PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens")
+
+
+def check_role(role: str | None) -> str | None:
+    """Returns a role that texts can have, or None, and rejects anything else."""
+    if role not in (None, *ROLES):
+        raise ValueError(f"role is {role!r}; it must be one of {', '.join(ROLES)}{nearest(str(role), ROLES)}.")
+    return role
 
 
 def find_kind(folder: Path) -> str | None:
     """What the files of a folder say it holds: one of the values of `KINDS`, or None for a plain checkpoint."""
-    named = read_if_any(folder / PROMPTS).get("model_type")
+    values = read_if_any(folder / PROMPTS)
+    named = values.get("model_type")
     if isinstance(named, str) and named in KINDS:
         return KINDS[named]
+    if any(key in values for key in PYLATE_KEYS):
+        return "multi-vector"
     if (folder / MODULES).is_file():
         kinds = [kind for kind, _ in read_modules(folder / MODULES)]
         return next((TELLING_MODULES[kind] for kind in kinds if kind in TELLING_MODULES), "embedder")
@@ -126,17 +139,17 @@ def _read_norm(folder: Path) -> nn.Module:
     return load_weights(layer, folder)
 
 
-def _read_normalize(folder: Path) -> nn.Module:
-    _check_names(folder / "config.json", read_if_any(folder / "config.json"))
+def read_normalize(folder: Path, source: str = EMBEDDING) -> nn.Module:
+    _check_names(folder / "config.json", read_if_any(folder / "config.json"), source, source)
     return Normalize()
 
 
 #: Readers of modules behind the pooling, by the names of their classes.
-READERS = {"Dense": read_dense, "LayerNorm": _read_norm, "Normalize": _read_normalize}
+READERS = {"Dense": read_dense, "LayerNorm": _read_norm, "Normalize": read_normalize}
 
 
-def _check_names(path: Path, values: dict[str, Any], source: str = EMBEDDING, target: str = EMBEDDING) -> None:
-    given = values.get("module_input_name") or EMBEDDING
+def _check_names(path: Path, values: dict[str, Any], source: str, target: str) -> None:
+    given = values.get("module_input_name") or source
     names = {"module_input_name": given, "module_output_name": values.get("module_output_name") or given}
     for (key, name), wanted in zip(names.items(), (source, target), strict=True):
         if name != wanted:
@@ -173,6 +186,8 @@ def load_weights(layer: nn.Module, folder: Path) -> nn.Module:
 def write_layer(layer: nn.Module, folder: Path, **names: str) -> None:
     """Writes the config and weights of a module; `names` are keys of the features that it reads and writes."""
     if isinstance(layer, Normalize):
+        if names:
+            write_json(folder / "config.json", names)
         return
     if isinstance(layer, Dense):
         activation = type(layer.activation)

@@ -45,15 +45,13 @@ class RerankPipeline(Pipeline[list[Ranked]]):
         top_k: int | None = None,
     ) -> None:
         super().__init__(model, splitter)
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1.")
         self.head = head
         self.activation = activation
         self.prompt = prompt
-        self.top_k = top_k
+        self.top_k = check_top_k(top_k)
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
-        checked = [self._check(item, index) for index, item in enumerate(items, start=first)]
+        checked = [check_item(item, index) for index, item in enumerate(items, start=first)]
         queries = [self.prompt + query for query, _ in checked]
         texts = list(dict.fromkeys([*queries, *(text for _, documents in checked for text in documents)]))
         tokens = dict(zip(texts, self.tokenize(texts), strict=True))
@@ -65,18 +63,6 @@ class RerankPipeline(Pipeline[list[Ranked]]):
             starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
             requests.append(Request(segments, (documents, starts)))
         return requests
-
-    def _check(self, item: Any, index: int) -> tuple[str, list[str]]:
-        if not is_pair(item) or isinstance(item[1], (str, bytes)) or not isinstance(item[1], Sequence):
-            raise TypeError(f"Input {index} is {reprlib.repr(item)}; it must be a query and a list of documents.")
-        query, documents = check_text(item[0], f"Query {index}"), list(item[1])
-        if not query.strip():
-            raise ValueError(f"Query {index} is empty; it must be a text.")
-        if not documents:
-            raise ValueError(f"Query {index} has no documents; give at least one.")
-        for number, document in enumerate(documents):
-            check_text(document, f"Document {number} of query {index}")
-        return query, documents
 
     def forward(self, batch: SegmentBatch) -> Sequence[np.ndarray]:
         if self.head is None:
@@ -94,3 +80,23 @@ class RerankPipeline(Pipeline[list[Ranked]]):
         scores, logits = np.maximum.reduceat(outputs, starts).T
         order = np.lexsort((-logits, -scores))[: self.top_k].tolist()
         return [Ranked(index, float(scores[index]), documents[index]) for index in order]
+
+
+def check_item(item: Any, index: int) -> tuple[str, list[str]]:
+    """Returns a query and its documents, or says what is wrong with input number `index`."""
+    if not is_pair(item) or isinstance(item[1], (str, bytes)) or not isinstance(item[1], Sequence):
+        raise TypeError(f"Input {index} is {reprlib.repr(item)}; it must be a query and a list of documents.")
+    query, documents = check_text(item[0], f"Query {index}"), list(item[1])
+    if not query.strip():
+        raise ValueError(f"Query {index} is empty; it must be a text.")
+    if not documents:
+        raise ValueError(f"Query {index} has no documents; give at least one.")
+    for number, document in enumerate(documents):
+        check_text(document, f"Document {number} of query {index}")
+    return query, documents
+
+
+def check_top_k(top_k: int | None) -> int | None:
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1.")
+    return top_k

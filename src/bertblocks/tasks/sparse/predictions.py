@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from bertblocks.core.registry import nearest
 from bertblocks.inference.pipeline import Pipeline, Request, SegmentBatch, check_text, to_numpy
 from bertblocks.inference.splitting import SequenceSplitter
 from bertblocks.models.masked_lm import LanguageModel
@@ -18,12 +17,6 @@ from bertblocks.tasks.sparse.vectors import SparseVector, from_dense, merge
 ROLES = ("query", "document")
 #: Vectors over the whole vocabulary that are in memory at once.
 DENSE_AT_ONCE = 32
-
-
-def check_role(role: str | None) -> str | None:
-    if role not in (None, *ROLES):
-        raise ValueError(f"role is {role!r}; it must be one of {', '.join(ROLES)}{nearest(str(role), ROLES)}.")
-    return role
 
 
 class SparsePipeline(Pipeline[SparseVector]):
