@@ -21,6 +21,7 @@ Kind = Literal[
     "embed",
     "rerank",
     "sparse",
+    "multi",
     "pppl",
     "needle",
     "beir",
@@ -73,10 +74,10 @@ def evaluate(
 
     Several models are compared with the first on the same examples, with a paired bootstrap.
 
-    Settings of classify, tag, answer, embed, rerank, sparse and multi are those of `bertblocks finetune TASK list` that
-    say how a file is read. needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue,
-    swag and xtreme fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all
-    but glue take train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head;
+    Settings of tasks that finetune has too are those of `bertblocks finetune TASK list` that say how a file is read.
+    needle takes lengths=[512,1024], depths=[0,0.5,1] and samples=20. The suites glue, superglue, swag and xtreme
+    fine-tune the model first; they take tasks=[rte,cb], output=FOLDER and settings of finetune, and all but glue take
+    train=false. xtreme takes languages=[de,sw] and split=dev. winogender and mmlu need a masked-LM head;
     mmlu takes shots=5, score=text and subjects=[anatomy].
 
     beir ranks documents with embedders, sparse and multi-vector encoders, rerankers of what first=MODEL finds, models

@@ -1,4 +1,4 @@
-"""`bertblocks finetune`: train a model to classify, tag, answer, embed, rerank or encode sparsely."""
+"""`bertblocks finetune`: train a model for a task, such as classify or rerank."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def read_options(arguments: list[str], keys: Collection[str]) -> list[str]:
 
 def finetune(
     task: Annotated[
-        Literal["classify", "tag", "answer", "embed", "rerank", "sparse"], typer.Argument(help="What the model learns.")
+        Literal["classify", "tag", "answer", "embed", "rerank", "sparse", "multi"],
+        typer.Argument(help="What the model learns."),
     ],
     settings: Annotated[
         list[str] | None,

@@ -25,6 +25,7 @@ from bertblocks.cli.generate import generate
 from bertblocks.cli.index import index
 from bertblocks.cli.merge import merge
 from bertblocks.cli.mine import mine
+from bertblocks.cli.multi import multi
 from bertblocks.cli.output import show_log
 from bertblocks.cli.plan import plan
 from bertblocks.cli.presets import presets
@@ -45,7 +46,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help has room for text at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (embed, sparse, classify, tag, answer, rerank, fill_mask, generate):
+for command in (embed, sparse, multi, classify, tag, answer, rerank, fill_mask, generate):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
 app.command(cls=DistillCommand)(distill)

@@ -88,8 +88,8 @@ class PredictOptions:
         Literal["error", "truncate", "window"] | None,
         typer.Option(
             "--too-long",
-            help="How to handle texts beyond the model's length: error, truncate (default of rerank), or overlapping "
-            "windows (default of all others).",
+            help="How to handle texts beyond the model's length: error, truncate (default of rerank and multi), or "
+            "overlapping windows (default of all others).",
         ),
     ] = None
 

@@ -111,16 +111,19 @@ class ResultFile:
 
     def _convert(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with the numbers that the file will have."""
-        if "embedding" not in record:
-            return record
         import numpy as np
 
+        is_parquet = self.path.suffix.lower() == ".parquet"
+        if "vectors" in record and is_parquet:
+            return record | {"vectors": [np.asarray(vector, np.float32) for vector in record["vectors"]]}
+        if "embedding" not in record:
+            return record
         from bertblocks.tasks.embed.vectors import quantize
 
         vector = record["embedding"]
         if self._fits_ranges:
             vector = quantize(np.array(vector, np.float32), "int8", self.ranges).tolist()
-        if self.path.suffix.lower() == ".parquet":
+        if is_parquet:
             vector = np.asarray(vector, self.vector_type)
         return record | {"embedding": vector}
 

@@ -65,4 +65,4 @@ class FlatBatch:
         for name, value in values.items():
             if isinstance(value, Tensor):
                 values[name] = value.to(device, non_blocking=True)
-        return FlatBatch(**values)
+        return type(self)(**values)

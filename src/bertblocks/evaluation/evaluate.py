@@ -63,7 +63,7 @@ class Comparison:
 def evaluate(
     task: str, model: str | Path, data: str | Path, int8: bool = False, precisions: bool = False, **settings: Any
 ) -> Evaluation:
-    """Scores a fine-tuned model on a file. `task` is classify, tag, answer, embed, rerank, sparse or pppl.
+    """Scores a fine-tuned model on a file. `task` is one of fine-tuning, or pppl.
 
     `settings` are the fine-tuning settings that define how the file is read. `precisions` also scores embeddings that
     are stored as float16, int8 and bits.

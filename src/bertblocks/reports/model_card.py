@@ -31,6 +31,7 @@ USES = {
     "ForMaskedLM": ("fill-mask", 'predictor.fill_mask([f"Anna lives in {predictor.tokenizer.mask_token}."])'),
 }
 RERANK = ("text-ranking", 'predictor.rerank("Where does Anna live?", ["Anna lives in Oslo.", "It rains."])')
+MULTI = ("feature-extraction", 'predictor.encode_multi(["A sentence to encode."], role="query")[0].shape')
 EMBED = ("feature-extraction", 'predictor.encode(["A sentence to embed."]).shape')
 
 
@@ -191,12 +192,19 @@ def _is_cross_encoder(folder: Path) -> bool:
     return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
+def _is_multi_vector(folder: Path) -> bool:
+    path = folder / "config_sentence_transformers.json"
+    return path.is_file() and read_json(path).get("model_type") == "MultiVectorEncoder"
+
+
 def _use(folder: Path) -> tuple[str, str]:
     """The Hub's name of the model's task, and code that does it."""
     config = _config(folder)
     name = next(iter(config.get("architectures") or []), "")
     if _is_cross_encoder(folder):
         return RERANK
+    if _is_multi_vector(folder):
+        return MULTI
     if _is_embedder(folder):
         return "sentence-similarity", EMBED[1]
     if config.get("causal"):

@@ -168,7 +168,9 @@ class EmbedSettings(MixtureSettings):
         return value
 
 
-class RerankSettings(FineTuneSettings):
+class RetrievalSettings(FineTuneSettings):
+    """The columns of a file of queries and documents."""
+
     query: str | None = None
     """The column of the query. This column and the next three are found by name or content if not given."""
     document: str | None = None
@@ -177,6 +179,9 @@ class RerankSettings(FineTuneSettings):
     """The column of documents that are not relevant. None: all columns with names such as negative_1."""
     label: str | None = None
     """The column of labels (1 or 0), scores, or a teacher's scores."""
+
+
+class RerankSettings(RetrievalSettings):
     loss: Literal["bce", "cross_entropy", "margin_mse", "mse"] | None = None
     """None: cross_entropy over lists with negatives, margin_mse for a teacher's scores, bce for labels and scores from
     0 to 1, mse for other scores."""
@@ -184,15 +189,7 @@ class RerankSettings(FineTuneSettings):
     """For cross_entropy and margin_mse: how many negatives a list has; of more, others are drawn in every epoch."""
 
 
-class SparseSettings(FineTuneSettings):
-    query: str | None = None
-    """The column of the query. This column and the next three are found by name or content if not given."""
-    document: str | None = None
-    """The column of the relevant document, or of a list of them."""
-    negative: str | None = None
-    """The column of documents that are not relevant. None: all columns with names such as negative_1."""
-    label: str | None = None
-    """The column of labels (1 or 0), or of a teacher's scores of all documents in the row."""
+class SparseSettings(RetrievalSettings):
     loss: Literal["contrast", "margin_mse", "kl"] | None = None
     """None: margin_mse for a teacher's scores, otherwise contrast with all documents of the batch."""
     temperature: Positive = 1.0
@@ -214,6 +211,26 @@ class SparseSettings(FineTuneSettings):
     """The share of steps over which both weights rise, with the square of the step."""
 
 
+class MultiSettings(RetrievalSettings):
+    loss: Literal["contrast", "kl", "margin_mse"] | None = None
+    """None: kl for scores, else contrast with all other documents of the batch."""
+    temperature: Positive = 1.0
+    """Divides the scores of contrast, and both sides of kl."""
+    dimensions: Count | None = None
+    """Numbers per token. None: those of the checkpoint's projection, or 128."""
+    query_length: Count | None = None
+    """Tokens of a query, which is filled up with mask tokens. None: the checkpoint's, or 32."""
+
+    @field_validator("micro_batch_size")
+    @classmethod
+    def _refuse_parts(cls, value: int | None) -> None:
+        if value is not None:
+            raise ValueError(
+                f"is {value}; multi compares all texts of a batch with each other, so a batch cannot be split. "
+                "gradient_checkpointing=true saves memory"
+            )
+
+
 #: By task.
 SETTINGS: dict[str, type[FineTuneSettings]] = {
     "classify": ClassifySettings,
@@ -222,4 +239,5 @@ SETTINGS: dict[str, type[FineTuneSettings]] = {
     "embed": EmbedSettings,
     "rerank": RerankSettings,
     "sparse": SparseSettings,
+    "multi": MultiSettings,
 }

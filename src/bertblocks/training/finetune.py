@@ -26,6 +26,7 @@ from bertblocks.tasks.answer.task import AnswerTask
 from bertblocks.tasks.base import FineTuneTask, Scores
 from bertblocks.tasks.classify.methods import AnyMethodTask
 from bertblocks.tasks.embed.task import EmbedTask
+from bertblocks.tasks.multi.task import MultiTask
 from bertblocks.tasks.rerank.task import RerankTask
 from bertblocks.tasks.settings import FineTuneSettings
 from bertblocks.tasks.sparse.task import SparseTask
@@ -45,7 +46,7 @@ from bertblocks.training.finetune_run import (
 from bertblocks.training.run_folder import RunFolder, RunFolderError, replace_run
 
 TASKS: dict[str, type[FineTuneTask]] = {
-    task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask, RerankTask, SparseTask)
+    task.name: task for task in (AnyMethodTask, TagTask, AnswerTask, EmbedTask, RerankTask, SparseTask, MultiTask)
 }
 #: This file records the arguments of a run.
 REQUEST = "finetune.json"
@@ -68,8 +69,7 @@ def finetune(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> FinetuneResult:
-    """Fine-tunes `model`, a folder or Hub id of any family, to `classify`, `tag`, `answer`, `embed`, `rerank` or
-    `sparse`.
+    """Fine-tunes `model`, a folder or Hub id of any family, for a task, such as `classify` or `rerank`.
 
     `train` and `eval` are files in the formats that `bertblocks finetune --help` lists. Without `eval`, some training
     examples are held out for evaluation. `embed` also takes several data sets, as a list of files or as files by name:
