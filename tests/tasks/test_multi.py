@@ -19,10 +19,11 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertModel, RobertaConfig, RobertaModel
 
-from bertblocks import Predictor
+from bertblocks import Predictor, convert
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.checkpoints.sentence_transformers.multi_vector import read_multi_vector, save_multi_vector
 from bertblocks.tasks.multi import score_multi
+from tests.helpers import expect_log
 from tests.small_tokenizers import wrap
 
 QUERIES = ["plain words are here", "two", "U.S. don't", "plain words are here two leading trailing xxxxxxxx are here"]
@@ -190,6 +191,26 @@ def test_reads_stanford_folders(tmp_path: Path, metadata: dict[str, Any]) -> Non
     folder = save_stanford(tmp_path / "model", **metadata)
     assert find_kind(folder) == "multi-vector"
     assert_equal(folder)
+
+
+@pytest.mark.parametrize("to", ["bertblocks", "native"])
+def test_converted_folders_keep_their_vectors(tmp_path: Path, to: str) -> None:
+    """Also from a pickle, which only a conversion reads."""
+    for kind, source in (("pylate", save_pylate(tmp_path / "a")), ("stanford", save_stanford(tmp_path / "b"))):
+        before = Predictor(source, dtype=torch.float32).encode_multi(DOCUMENTS)
+        if kind == "stanford":
+            torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+            (source / "model.safetensors").unlink()
+            with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is a pickle, which is not read"):
+                Predictor(source)
+        target = tmp_path / f"{kind}-{to}"
+        with expect_log(None):
+            convert(source, target, to=to, allow_pickle=True)
+        after = Predictor(target, dtype=torch.float32).encode_multi(DOCUMENTS)
+        for own, expected in zip(after, before, strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-5)
+        if to == "native":
+            assert_equal(target)
 
 
 def test_stanford_vectors_equal_a_formula(tmp_path: Path) -> None:

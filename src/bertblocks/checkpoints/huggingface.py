@@ -15,6 +15,7 @@ from bertblocks.checkpoints.families import family_of_config, find_family
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.files import OnShare, read_checkpoint
 from bertblocks.checkpoints.report import LoadReport
+from bertblocks.checkpoints.sentence_transformers.modules import COLBERT_CLASS, PROJECTION
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.registry import nearest
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
@@ -82,7 +83,8 @@ def read_model(
         tensors = family.merge_adapter(tensors, config, adapter)
     elif adapter is not None:
         raise ValueError(f"adapter is {adapter!r}; checkpoints of the {family.name} family have no adapters.")
-    named_task = task or _task_of(family, architecture)
+    is_colbert = architecture == COLBERT_CLASS  # an encoder, and a projection that is read with the settings
+    named_task = task or ("base" if is_colbert else _task_of(family, architecture))
     if named_task not in family.model_classes:
         raise ValueError(
             f"task is {named_task!r}; it must be one of {', '.join(family.model_classes)}"
@@ -96,7 +98,7 @@ def read_model(
         if not fresh:
             break
     tied = getattr(source, "all_tied_weights_keys", {})  # read under their other name
-    derived = "|".join((BUFFERS, *family.derived))
+    derived = "|".join((BUFFERS, *family.derived, *([rf"^{PROJECTION}$"] if is_colbert else [])))
     unread = [name for name in unused if name not in tied and not re.search(derived, name)]
     parts = sorted({".".join(name.split(".")[:2]) for name in unread})
     report = LoadReport(label, family.name, candidate, named_task, tuple(fresh), tuple(parts))

@@ -39,6 +39,8 @@ TELLING_MODULES = {
 }
 #: Files and keys of config.json that only one kind of model has, for folders without modules.json.
 COLBERT_FILE, COLBERT_CLASS = "artifact.metadata", "HF_ColBERT"
+#: The tensor of Stanford's ColBERT that projects the hidden states of tokens.
+PROJECTION = "linear.weight"
 CROSS_ENCODER_KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 #: Keys that only PyLate writes.
 PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens")

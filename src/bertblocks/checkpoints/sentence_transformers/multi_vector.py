@@ -18,10 +18,12 @@ from bertblocks.checkpoints.sentence_transformers.embedder import EmbeddingSetti
 from bertblocks.checkpoints.sentence_transformers.modules import (
     COLBERT_FILE,
     MODULES,
+    PROJECTION,
     PROMPTS,
     PYLATE_KEYS,
     ROLES,
     TRANSFORMER,
+    find_kind,
     read_dense,
     read_if_any,
     read_max_length,
@@ -35,7 +37,7 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
 from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.models import BertBlocksModel
 from bertblocks.nn.embedding_head import Dense, Normalize
-from bertblocks.text.tokenizers import save_tokenizer
+from bertblocks.text.tokenizers import load_tokenizer_if_any, save_tokenizer
 
 TOKENS = "token_embeddings"
 #: Readers of modules that change the vectors of tokens.
@@ -46,7 +48,6 @@ PACKAGE = "sentence_transformers.multi_vector_encoder.modules"
 SIMILARITIES = ("maxsim", "meanmaxsim")
 #: Stanford's defaults.
 QUERY_MARKER, DOCUMENT_MARKER, QUERY_LENGTH = "[unused0]", "[unused1]", 32
-PROJECTION = "linear.weight"
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,23 @@ def add_markers(tokenizer: PreTrainedTokenizerBase | None, settings: EmbeddingSe
 
 
 # ---------------------------------------------------------------------- writing
+
+
+def copy_stanford(source: Path, target: Path, allow_pickle: bool = False) -> list[str]:
+    """Writes the projection and settings of a folder of Stanford's ColBERT as modules next to a converted encoder.
+
+    Does nothing for other folders. Returns the names of what it wrote.
+    """
+    if find_kind(source) != "multi-vector" or (source / MODULES).is_file():
+        return []
+    settings = read_multi_vector(source, allow_pickle)
+    tokenizer = load_tokenizer_if_any(source)
+    add_markers(tokenizer, settings)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, target)
+    write_multi_vector(target, settings)
+    (target / COLBERT_FILE).unlink(missing_ok=True)
+    return [MODULES]
 
 
 def save_multi_vector(
