@@ -24,6 +24,7 @@ from bertblocks.tasks.settings import ClassifySettings, EmbedSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError
 from bertblocks.text.tokenizers import load_tokenizer_if_any
+from bertblocks.training.data_sets import DataSets
 from bertblocks.training.finetune import OLD_DEFAULTS
 from bertblocks.training.finetune_defaults import choose
 from bertblocks.training.finetune_run import compare_with_start
@@ -110,8 +111,8 @@ def test_prompts_of_both_roles_are_part_of_training(projected: Path) -> None:
     assert tokenizer is not None
     texts = [tokenizer.decode(feature.ids) for feature in task.features([pair], TextTokenizer(tokenizer), 16)[0]]
     assert texts == ["[CLS] which is [SEP]", "[CLS] the is [SEP]"]
-    task.is_scored = True
-    texts = [tokenizer.decode(feature.ids) for feature in task.features([pair], TextTokenizer(tokenizer), 16)[0]]
+    scored = EmbeddingExample(["is", "is"], 0.5, "here")
+    texts = [tokenizer.decode(feature.ids) for feature in task.features([scored], TextTokenizer(tokenizer), 16)[0]]
     assert texts == ["[CLS] is [SEP]", "[CLS] is [SEP]"]
     alone = EmbedTask(EmbedSettings(loss="simcse", dropout=0.1))
     alone.use_model(load(projected)[0], read_settings(projected))
@@ -279,7 +280,8 @@ def test_a_run_of_version_0_1_0_continues_with_its_defaults(base: Path, files: P
 def test_evaluations_are_at_most_ten_by_default(settings: Any, examples: int, steps: int) -> None:
     chosen = ClassifySettings(**settings)
     choices = choose(chosen, "full", examples, int(10e6))
-    task = SupervisedTask(ClassifyTask(chosen), chosen, [None] * examples, [], None, choices, 64)  # type: ignore[arg-type]
+    sets = DataSets.join({"x": [None] * examples})
+    task = SupervisedTask(ClassifyTask(chosen), chosen, sets, sets, None, choices, 64)  # type: ignore[arg-type]
     assert task.steps_per_evaluation == steps
 
 

@@ -46,7 +46,7 @@ class SupervisedTask(TrainingTask):
         # every batch is full: the texts of an embedding batch are each other's negatives
         self.batch_size = choices.batch_size
         self.temperature = settings.dataset_temperature if isinstance(settings, MixtureSettings) else 1.0
-        self.metric, self.has_unused_weights = metric_of_sets(task, held_out), task.has_unused_weights
+        self.has_unused_weights = task.has_unused_weights
         features = self.features
         steps = choices.epochs * len(features) / self.batch_size
         self.total_steps = max(1, math.floor(steps) if task.compares_examples else math.ceil(steps - 1e-9))
@@ -55,6 +55,11 @@ class SupervisedTask(TrainingTask):
             per_epoch, least = 1, math.ceil(self.total_steps / MAX_EVALUATIONS)
         self.steps_per_evaluation = max(least, round(len(features) / self.batch_size) // per_epoch)
         self.schedule = _schedule(settings)
+
+    @property
+    def metric(self) -> str:
+        """The score that selects the best model."""
+        return metric_of_sets(self.task, self.held_out)
 
     def initial_position(self) -> dict[str, Any]:
         return {"example": 0} if len(self.sets.names) == 1 else {"examples": [0] * len(self.sets.names)}

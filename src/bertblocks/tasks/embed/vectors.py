@@ -51,7 +51,7 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None = No
     numbers above 0.
 
     Example:
-        >>> vectors = np.array([[0.5, -0.25], [-0.5, 0.75]], dtype=np.float32)
+        >>> vectors = np.array([[255.0, -255.0], [0.0, 255.0]], dtype=np.float32)
         >>> quantize(vectors, "int8", fit_ranges(vectors)).tolist(), quantize(vectors, "binary").tolist()
         ([[127, -128], [-128, 127]], [[128], [64]])
     """
