@@ -14,8 +14,9 @@ from bertblocks.search.ranking import Ranking, TopK
 from bertblocks.search.segments import Segment
 from bertblocks.search.vectors import search_exactly
 
-#: Neighbours of a document in the graph, and candidates while documents are added and searched. With these, 99 of 100
-#: true neighbours of random vectors are found; real vectors are easier.
+#: Neighbours of a document in the graph, and candidates while documents are added and searched. Of the 10 nearest of
+#: 23,200 sentences embedded by MiniLM, all are found. Random vectors are harder: 99.8% of the nearest are found in 64
+#: dimensions, but 73% in 384.
 CONNECTIVITY, EXPANSION_ADD, EXPANSION_SEARCH = 32, 128, 256
 #: For every hit that is wanted, this many are taken from the graph and scored again with the stored vectors.
 OVERSAMPLE = 4
