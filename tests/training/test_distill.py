@@ -158,6 +158,20 @@ def test_sentence_transformers_opens_a_student_with_a_projection(teachers: Path,
     assert np.allclose(Predictor(out, dtype=torch.float32).encode(lines), theirs, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_sentence_transformers_opens_a_distilled_reranker(teachers: Path, rankings: Path, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    config = tmp_path / "student.json"
+    BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2).to_json_file(config)
+    out = tmp_path / "out"
+    distill(teachers / "reranker", config, train=rankings, method="scores", output=out, epochs=0.5, **QUICK)
+    documents = ["the house is red .", "the tree ."]
+    found = Predictor(out, dtype=torch.float32).rerank("which house ?", documents)
+    theirs = CrossEncoder(str(out), device="cpu").predict([("which house ?", text) for text in documents])
+    assert [one.score for one in sorted(found, key=lambda one: one.index)] == pytest.approx(theirs.tolist(), abs=1e-5)
+
+
 def test_each_text_is_learned_with_each_prompt(teachers: Path, tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     roles = ["query", "document"]
