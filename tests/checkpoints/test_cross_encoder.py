@@ -25,7 +25,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from bertblocks import Predictor, load
+from bertblocks import Predictor, convert, load
+from bertblocks.checkpoints.quantize import quantize_folder
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.checkpoints.sentence_transformers.cross_encoder import read_cross_encoder, save_cross_encoder
 from bertblocks.nn.embedding_head import EmbeddingHead
@@ -149,7 +150,16 @@ def test_older_folders_have_the_activation_in_their_config(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, key: value}))
     assert read_cross_encoder(folder).activation == activation
-    check_equal(folder, theirs(folder))
+    peer = theirs(folder)
+    check_equal(folder, peer)
+    convert(folder, tmp_path / "own", "bertblocks")
+    convert(tmp_path / "own", tmp_path / "back", "bert")
+    check_equal(tmp_path / "own", peer)
+    check_equal(tmp_path / "back", theirs(tmp_path / "back"))
+    quantize_folder(folder, tmp_path / "int8", min_cosine=0.5)
+    exact = peer.predict([(QUERY, document) for document in DOCUMENTS])
+    int8 = scores(Predictor(tmp_path / "int8"), QUERY, DOCUMENTS)
+    np.testing.assert_allclose(int8, exact, atol=0.1 * max(1.0, abs(exact).max()))
 
 
 @pytest.mark.parametrize("has_layers", [False, True])

@@ -18,6 +18,7 @@ from bertblocks.checkpoints.files import MAX_SHARD_BYTES, PICKLE, OnShare, find_
 from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line
 from bertblocks.checkpoints.load import OWN, load_trained
 from bertblocks.checkpoints.save import save_huggingface, save_model
+from bertblocks.checkpoints.sentence_transformers.cross_encoder import keep_activation
 from bertblocks.checkpoints.sentence_transformers.multi_vector import copy_stanford
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
@@ -192,6 +193,7 @@ def copy_files(source: Path, target: Path, allow_pickle: bool = False, keep_toke
             else:
                 shutil.copyfile(path, target / name)
             copied.append(str(name))
+    keep_activation(source, target)
     if not keep_tokenizer and has_tokenizer(target) and not (target / "tokenizer.json").exists():
         save_tokenizer(load_tokenizer(source), target)
     return copied + copy_stanford(source, target, allow_pickle)

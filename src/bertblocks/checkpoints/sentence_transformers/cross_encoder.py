@@ -31,7 +31,7 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.log import logger
 from bertblocks.core.storage import atomic_entries, read_json, write_json
-from bertblocks.models import BertBlocksModel, BertBlocksPreTrainedModel
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.embedding_head import ACTIVATIONS, EmbeddingNorm
 from bertblocks.text.tokenizers import save_tokenizer
 
@@ -112,6 +112,16 @@ def _read_head(folder: Path, path: Path) -> tuple[str, tuple[nn.Module, ...]]:
     return read_pooling(folder / modules[1][1] / "config.json"), (*between, last)
 
 
+def keep_activation(source: Path, target: Path) -> None:
+    """Writes the activation of an older cross-encoder next to its new config, which does not have it."""
+    if find_kind(source) != "cross-encoder" or (source / MODULES).is_file():
+        return
+    settings, config = read_cross_encoder(source), read_json(target / "config.json")
+    names = config.get("architectures") or [""]
+    if settings.activation is not None and names[0].endswith("ForSequenceClassification"):
+        write_cross_encoder(target, settings, labels=1, width=0)
+
+
 def save_cross_encoder(
     model: BertBlocksPreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: CrossEncoderSettings
 ) -> None:
@@ -123,17 +133,16 @@ def save_cross_encoder(
             save_native(model, scratch)
             save_tokenizer(tokenizer, scratch)
             labels = head.size if settings.layers else model.config.num_labels
-            _write_settings(scratch, settings, model, labels)
+            write_cross_encoder(scratch, settings, labels, model.config.hidden_size)
     finally:
         model.base_model.embedding_head = head
 
 
-def _write_settings(
-    folder: Path, settings: CrossEncoderSettings, model: BertBlocksPreTrainedModel, labels: int
-) -> None:
+def write_cross_encoder(folder: Path, settings: CrossEncoderSettings, labels: int, width: int) -> None:
+    """Writes what `read_cross_encoder` reads next to a checkpoint with hidden states of `width` numbers."""
     kind = type(make_activation(settings, labels))
     activation = f"{kind.__module__}.{kind.__name__}"
-    task = "feature-extraction" if isinstance(model, BertBlocksModel) else "sequence-classification"
+    task = "feature-extraction" if settings.layers else "sequence-classification"
     output, feature = HEADS[task]
     values: dict[str, Any] = {
         "transformer_task": task,
@@ -151,7 +160,7 @@ def _write_settings(
     modules = [("", "Transformer")]
     if settings.layers:
         modules.append(("1_Pooling", "Pooling"))
-        write_pooling(folder / "1_Pooling" / "config.json", settings.pooling.split("+"), model.config.hidden_size)
+        write_pooling(folder / "1_Pooling" / "config.json", settings.pooling.split("+"), width)
     for number, layer in enumerate(settings.layers, start=2):
         name = "LayerNorm" if isinstance(layer, EmbeddingNorm) else type(layer).__name__
         modules.append((f"{number}_{name}", name))
