@@ -154,7 +154,7 @@ def measure(row: Row, models: Models, folder: Path) -> float:
     """Ranks the texts for each test question and writes a run file. Returns the seconds that took, without training."""
     system, first = row.system(models), row.first and row.first(models)
     started = time.perf_counter()
-    settings = {"first": first} if first else {}
+    settings: dict[str, Any] = {"first": first} if first else {}
     evaluate_beir(
         [system], models.folder, progress=True, metrics=METRICS, candidates=CANDIDATES, output=str(folder), **settings
     )

@@ -40,7 +40,7 @@ def save_masked_lm(folder: Path, kind: str = "bert") -> Path:
     tokenizer.model_max_length = LENGTH
     size = len(tokenizer.get_vocab())
     if kind == "bert":
-        config = BertConfig(vocab_size=size, max_position_embeddings=64, initializer_range=0.3, **SIZES)
+        config: Any = BertConfig(vocab_size=size, max_position_embeddings=64, initializer_range=0.3, **SIZES)
         model: Any = BertForMaskedLM(config)
     else:
         sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}

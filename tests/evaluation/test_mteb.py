@@ -56,10 +56,10 @@ def make_task(is_reranking: bool) -> Any:
             dataset={"path": "none/none", "revision": "none"},
         )
 
-        def load_data(self, **options: Any) -> None:
+        def load_data(self, num_proc: int | None = None, *, timer: Any = None, **options: Any) -> None:
             rows = [{"id": name, "title": "", "text": text} for name, text in DOCUMENTS.items()]
             rows[1] = {"id": "d1", "title": "green", "text": DOCUMENTS["d1"].removeprefix("green ")}
-            split = {
+            split: Any = {
                 "corpus": Dataset.from_list(rows),
                 "queries": Dataset.from_list([{"id": name, "text": QUERIES[name]} for name in JUDGMENTS]),
                 "relevant_docs": JUDGMENTS,

@@ -288,7 +288,7 @@ def task() -> Any:
             dataset={"path": "none/none", "revision": "none"},
         )
 
-        def load_data(self, **options: Any) -> None:
+        def load_data(self, num_proc: int | None = None, *, timer: Any = None, **options: Any) -> None:
             rows = {
                 "sentence1": texts_of(12),
                 "sentence2": texts_of(17)[5:],

@@ -42,7 +42,7 @@ def prepare(source: Path, rows: Sequence[tuple[Any, ...]], loss: str, **settings
     task._loss = loss
     start = load_starting_model(source, task)
     gains = (1.0, 0.0, 0.0)
-    examples = [RetrievalExample(*row[:2], row[2], gains[: len(row[1])], "row") for row in rows]
+    examples = [RetrievalExample(query, texts, targets, gains[: len(texts)], "row") for query, texts, targets in rows]
     return task, start.model, task.batch(task.features(examples, TextTokenizer(start.tokenizer), 64))
 
 

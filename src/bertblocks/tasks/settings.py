@@ -221,15 +221,6 @@ class MultiSettings(RetrievalSettings):
     query_length: Count | None = None
     """Tokens of a query, which is filled up with mask tokens. None: the checkpoint's, or 32."""
 
-    @field_validator("micro_batch_size")
-    @classmethod
-    def _refuse_parts(cls, value: int | None) -> None:
-        if value is not None:
-            raise ValueError(
-                f"is {value}; multi compares all texts of a batch with each other, so a batch cannot be split. "
-                "gradient_checkpointing=true saves memory"
-            )
-
 
 #: By task.
 SETTINGS: dict[str, type[FineTuneSettings]] = {

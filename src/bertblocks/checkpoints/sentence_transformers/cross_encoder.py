@@ -20,6 +20,7 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     PROMPTS,
     READERS,
     TRANSFORMER,
+    find_kind,
     read_dense,
     read_if_any,
     read_max_length,

@@ -192,7 +192,7 @@ def _read_stanford(folder: Path, allow_pickle: bool) -> MultiVectorSettings:
     )
 
 
-def _read_lengths(path: Path, values: Mapping[str, Any]) -> dict[str, int | None]:
+def _read_lengths(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("query_length", "document_length")
     return {key: None if values.get(key) is None else read_size(path, dict(values), key) for key in keys}
 

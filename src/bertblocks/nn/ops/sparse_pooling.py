@@ -200,7 +200,8 @@ class SparsePooling(torch.autograd.Function):
     def backward(ctx: Any, above: Any) -> Any:  # type: ignore[override]
         lengths, pooling, activation, dtype = ctx.options
         if pooling == "sum":
-            gradients = _sum_gradients(*ctx.saved_tensors, above, lengths, activation, dtype)
+            hidden, weight, bias = ctx.saved_tensors
+            gradients = _sum_gradients(hidden, weight, bias, above, lengths, activation, dtype)
         else:
             hidden, weight, bias, best, tokens = ctx.saved_tensors
             gradients = _max_gradients(hidden, weight, bias, above * _slope(best, activation), tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def score_multi(
         [1.399999976158142, 2.0]
     """
     is_one = isinstance(queries, np.ndarray) and queries.ndim == 2
-    sides = [queries] if is_one else list(queries), list(documents)
+    sides: tuple[list[Any], list[Any]] = ([queries] if is_one else list(queries), list(documents))
     for name, vectors in zip(("query", "document"), sides, strict=True):
         for number, own in enumerate(vectors):
             if not isinstance(own, np.ndarray) or own.ndim != 2:

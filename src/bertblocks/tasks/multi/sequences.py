@@ -75,7 +75,7 @@ class RoleTokenizer:
         """Returns the tokens of a text that get vectors."""
         parts = self.segments([text])[0]
         ids = [part.sequence.ids[place] for part in parts for place in part.token_indices or ()]
-        return self.splitter.tokenizer.tokenizer.convert_ids_to_tokens(ids)
+        return list(self.splitter.tokenizer.tokenizer.convert_ids_to_tokens(ids))
 
     def _split(self, ids: list[int], index: int) -> list[TokenSegment]:
         marker = self.marker if ids[: len(self.marker)] == self.marker else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from bertblocks.nn.embedding_head import Dense, Normalize
 from bertblocks.nn.ops.maxsim import maxsim
 from bertblocks.nn.token_head import TokenHead
 from bertblocks.tasks.base import Evaluated, FineTuneTask
+from bertblocks.tasks.gather import gather_ragged
 from bertblocks.tasks.multi.batches import MultiBatch, MultiFeature, find_false_negatives, hash_text
 from bertblocks.tasks.multi.scores import score_multi
 from bertblocks.tasks.multi.sequences import RoleTokenizer, token_vectors
@@ -171,9 +173,6 @@ class MultiTask(FineTuneTask):
     def batch(self, features: Sequence[MultiFeature]) -> MultiBatch:
         return MultiBatch.from_features(features)
 
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return self.compare([self.encode(model, batch)], [batch])
-
     def encode(self, model: nn.Module, batch: Any) -> Tensor:
         """Computes the vectors of all tokens that get one, those of queries first."""
 
@@ -183,19 +182,25 @@ class MultiTask(FineTuneTask):
         return torch.cat(token_vectors(run, batch.inputs, batch.seen.tolist()))[batch.kept]
 
     def compare(self, outputs: Sequence[Tensor], batches: Sequence[Any]) -> dict[str, Tensor]:
-        """Computes the loss over all queries and documents of this process."""
-        scores = self._score(outputs, [batch.lengths for batch in batches])
-        sizes = torch.cat([batch.sizes for batch in batches])
+        """Computes the loss of this process's queries; contrast compares them with the documents of all processes."""
+        lengths = [batch.lengths for batch in batches]
+        parts = [output.split([sum(own) for own in sizes]) for output, sizes in zip(outputs, lengths, strict=True)]
+        queries, documents = (torch.cat(side) for side in zip(*parts, strict=True))
+        query_lengths, document_lengths = (list(chain(*side)) for side in zip(*lengths, strict=True))
+        sizes, gains = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("sizes", "gains"))
         owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
         temperature = self.settings.temperature
         if self._loss == "contrast":
-            own = sizes.cumsum(0) - sizes
             keys = [batch.keys.split([len(batch.sizes), len(batch.gains)]) for batch in batches]
-            queries, documents = (torch.cat(side) for side in zip(*keys, strict=True))
-            gains = torch.cat([batch.gains for batch in batches])
-            hidden = find_false_negatives(queries, queries[owners], documents, gains, own)
+            query_keys, document_keys = (torch.cat(side) for side in zip(*keys, strict=True))
+            everything, first = gather_ragged(torch.tensor(document_lengths, device=sizes.device))
+            own = sizes.cumsum(0) - sizes + first
+            others = (gather_ragged(x)[0] for x in (query_keys[owners], document_keys, gains))
+            hidden = find_false_negatives(query_keys, *others, own)
+            scores = self._score(queries, query_lengths, gather_ragged(documents)[0], everything.tolist())
             logits = scores.masked_fill(hidden, float("-inf")) / temperature
             return {"loss": F.cross_entropy(logits, own, reduction="sum")}
+        scores = self._score(queries, query_lengths, documents, document_lengths)
         own_scores = scores[owners, torch.arange(len(owners), device=owners.device)]
         targets = torch.cat([batch.labels for batch in batches])
         if self._loss == "margin_mse":
@@ -203,14 +208,13 @@ class MultiTask(FineTuneTask):
         divergence = kl_divergence(own_scores / temperature, targets / temperature, sizes.tolist())
         return {"loss": divergence * temperature**2}
 
-    def _score(self, outputs: Sequence[Tensor], lengths: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    def _score(
+        self, queries: Tensor, query_lengths: list[int], documents: Tensor, document_lengths: list[int]
+    ) -> Tensor:
         """Scores all queries against all documents."""
-        parts = [output.split([sum(own) for own in sizes]) for output, sizes in zip(outputs, lengths, strict=True)]
-        queries, documents = (torch.cat(side) for side in zip(*parts, strict=True))
-        query_sizes, document_sizes = ([size for own in side for size in own] for side in zip(*lengths, strict=True))
-        scores = maxsim(queries, query_sizes, documents, document_sizes)
+        scores = maxsim(queries, query_lengths, documents, document_lengths)
         if self.embedding.similarity == "meanmaxsim":
-            scores = scores / torch.tensor(query_sizes, device=scores.device).clamp(min=1)[:, None]
+            scores = scores / torch.tensor(query_lengths, device=scores.device).clamp(min=1)[:, None]
         return scores
 
     def evaluate(self, predictor: Predictor, examples: Sequence[RetrievalExample]) -> Evaluated:

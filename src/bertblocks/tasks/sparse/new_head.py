@@ -50,7 +50,7 @@ def fit_to_own_tokens(model: LanguageModel, sequences: Sequence[Feature]) -> Non
     optimizer.zero_grad()
     if bias is not None:
         with torch.no_grad():
-            bias -= middle
+            bias.sub_(middle)
     model.train(was_training)
 
 
