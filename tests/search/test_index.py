@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertblocks import BertBlocksForSequenceClassification, BertBlocksModel, Predictor
+from bertblocks import BertBlocksForMaskedLM, BertBlocksForSequenceClassification, BertBlocksModel, Predictor
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, save_embedder
 from bertblocks.core.storage import lock_folder
 from bertblocks.search.documents import read_documents
@@ -301,3 +301,17 @@ def test_models_of_other_kinds_are_rejected(embedder: Path, tmp_path: Path) -> N
     ):
         SearchIndex.build(tmp_path / "index", ["two"], sparse=embedder)
     assert not (tmp_path / "index").exists()
+
+
+def test_a_real_sparse_encoder_gives_its_own_dot_products(embedder: Path, tmp_path: Path) -> None:
+    folder, texts = tmp_path / "sparse", ["two leading", "are here", "trailing don't", "xxxxxxxx été", "plain words"]
+    BertBlocksForMaskedLM(tiny_config(vocab_size=120)).save_pretrained(folder)
+    wrap("wordpiece").save_pretrained(folder)
+    index = SearchIndex.build(tmp_path / "index", texts, model=embedder, sparse=folder, threads=1)
+    predictor = Predictor(folder, threads=1)
+    query = predictor.encode_sparse(["here"], role="query")[0]
+    scores = [query.dot(vector) for vector in predictor.encode_sparse(texts, role="document")]
+    hits = index.search("here", mode="sparse", top_k=5)
+    assert [hit.text for hit in hits] == [text for _, text in sorted(zip(scores, texts, strict=True), reverse=True)]
+    assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True), rel=1e-5)
+    assert {hit.text for hit in index.search("here", mode="hybrid", top_k=5)} == set(texts)
