@@ -14,14 +14,13 @@ from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.evaluation.run_files import Run
 from bertblocks.models import BertBlocksForSequenceClassification
+from bertblocks.search.ranking import RANK_CONSTANT
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.retrieval.metrics import rank_documents
 
 Role = Literal["query", "document"]
 #: Documents whose vectors are in memory at the same time.
 BLOCK = 10_000
-#: The constant of reciprocal rank fusion.
-RRF = 60
 
 
 def open_model(source: str | Path, **options: Any) -> tuple[Predictor, str | None]:
@@ -105,7 +104,7 @@ def fuse_runs(runs: Sequence[Run]) -> Run:
         for query, scores in run.items():
             own = fused.setdefault(query, {})
             for rank, name in enumerate(rank_documents(scores), start=1):
-                own[name] = own.get(name, 0.0) + 1 / (RRF + rank)
+                own[name] = own.get(name, 0.0) + 1 / (RANK_CONSTANT + rank)
     return fused
 
 
