@@ -122,10 +122,10 @@ class Models:
         return self.train("embed")
 
     def reranker(self) -> str:
-        return self.train("rerank", epochs=4)
+        return self.train("rerank", epochs=3)
 
     def sparse(self) -> str:
-        return self.train("sparse")
+        return self.train("sparse", epochs=3)
 
     def multi(self) -> str:
         return self.train("multi")

@@ -14,7 +14,9 @@ import pytrec_eval
 import torch
 from typer.testing import CliRunner
 
-from bertblocks import BertBlocksForSequenceClassification, BertBlocksModel, Predictor
+from bertblocks import BertBlocksForMaskedLM, BertBlocksForSequenceClassification, BertBlocksModel, Predictor
+from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, save_multi_vector
+from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseEncoderSettings, save_sparse_encoder
 from bertblocks.cli.main import app
 from bertblocks.evaluation import retrievers
 from bertblocks.evaluation.beir import evaluate_beir, read_beir
@@ -173,6 +175,34 @@ def test_token_vectors_score_as_maxsim() -> None:
             {name: sum(max(row @ other for other in vectors[text]) for row in own) for name, text in DOCUMENTS.items()},
             abs=1e-5,
         )
+
+
+def save_sparse(folder: Path) -> None:
+    start = Predictor(save_model(folder / "start", BertBlocksForMaskedLM, WORDS), dtype=torch.float32)
+    save_sparse_encoder(start.model, folder / "model", start.tokenizer, SparseEncoderSettings())
+
+
+def save_multi(folder: Path) -> None:
+    start = Predictor(save_model(folder / "start", BertBlocksModel, WORDS), dtype=torch.float32)
+    prompts = {"query": "red ", "document": "blue "}
+    save_multi_vector(start.model, folder / "model", start.tokenizer, MultiVectorSettings(prompts=prompts))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "multi"])
+def test_the_kind_of_a_model_follows_from_its_folder(folder: Path, tmp_path: Path, kind: str) -> None:
+    {"sparse": save_sparse, "multi": save_multi}[kind](tmp_path)
+    predictor = Predictor(tmp_path / "model", dtype=torch.float32)
+    encode: Any = predictor.encode_sparse if kind == "sparse" else predictor.encode_multi
+    queries = encode([QUERIES[name] for name in JUDGMENTS], role="query")
+    documents = encode(list(DOCUMENTS.values()), role="document")
+    run: dict[str, dict[str, float]] = {name: {} for name in JUDGMENTS}
+    for query, own in zip(run, queries, strict=True):
+        for name, other in zip(DOCUMENTS, documents, strict=True):
+            score = own.dot(other) if kind == "sparse" else (own @ other.T).max(axis=1).sum()
+            run[query][name] = float(score)
+    evaluate_beir([tmp_path / "model"], folder, output=str(tmp_path / "out"))
+    (file,) = (tmp_path / "out").iterdir()
+    assert read_run(file) == {query: pytest.approx(scores, rel=1e-5) for query, scores in run.items()}
 
 
 def test_rerankers_score_the_candidates_that_the_corpus_has() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.evaluation.run_files import Run
 from bertblocks.models import BertBlocksForSequenceClassification
 from bertblocks.search.ranking import RANK_CONSTANT
+from bertblocks.tasks.multi import score_multi
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.retrieval.metrics import rank_documents
 
@@ -52,7 +52,7 @@ class Retriever:
         if self.kind == "sparse-encoder":
             return _sparse_dot(queries, documents)
         if self.kind == "multi-vector":
-            return _maxsim(queries, documents)
+            return score_multi(queries, documents)
         return np.stack(queries) @ np.stack(documents).T
 
     def search(self, queries: Mapping[str, str], documents: Mapping[str, str], top_k: int) -> Run:
@@ -135,10 +135,3 @@ def _sparse_dot(queries: Sequence[Any], documents: Sequence[Any]) -> np.ndarray:
         by_term[query.indices] = query.values
         row[:] = np.bincount(owners, by_term[terms] * weights, minlength=len(documents))
     return scores
-
-
-def _maxsim(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> np.ndarray:
-    from bertblocks.nn.ops.maxsim import maxsim
-
-    joined = [(torch.from_numpy(np.concatenate(own)), [len(rows) for rows in own]) for own in (queries, documents)]
-    return maxsim(*joined[0], *joined[1]).numpy()
