@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.inputs import data_folder
+from bertblocks import BertBlocksModel, Predictor
+from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, save_multi_vector
 from bertblocks.core.storage import read_json, write_json, write_json_lines
 from bertblocks.evaluation.beir import evaluate_beir
 from bertblocks.evaluation.evaluate import compare, evaluate
@@ -127,6 +129,15 @@ class Models:
     def sparse(self) -> str:
         return self.train("sparse", epochs=3)
 
+    def token_vectors(self) -> str:
+        """MiniLM as a multi-vector encoder: its token vectors as they are, without a projection."""
+        folder = self.folder / "token-vectors"
+        if not folder.is_dir():
+            start = Predictor(MODEL, dtype=torch.float32)
+            settings = MultiVectorSettings(max_length=start.max_length)
+            save_multi_vector(cast(BertBlocksModel, start.model), folder, start.tokenizer, settings)
+        return str(folder)
+
     def multi(self) -> str:
         return self.train("multi")
 
@@ -144,9 +155,11 @@ ROWS = {
     "dense, trained": Row(Models.dense),
     "dense, untouched, and reranker": Row(Models.reranker, lambda models: MODEL),
     "dense, trained, and reranker": Row(Models.reranker, Models.dense),
+    "dense, trained, fused with reranker": Row(lambda models: f"{models.dense()}+{models.reranker()}", Models.dense),
     "sparse, trained": Row(Models.sparse),
+    "dense and sparse, trained, fused": Row(lambda models: f"{models.dense()}+{models.sparse()}"),
+    "multi-vector, untouched": Row(Models.token_vectors),
     "multi-vector, trained": Row(Models.multi),
-    "hybrid: dense + sparse, trained": Row(lambda models: f"{models.dense()}+{models.sparse()}"),
 }
 
 

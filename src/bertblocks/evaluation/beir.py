@@ -151,7 +151,8 @@ class _Systems:
     def evaluate(self, name: str) -> Evaluation:
         run = first_documents(self.run(name), self.top_k)
         if self.settings.output is not None:
-            write_run(Path(self.settings.output) / f"{name.strip('/').replace('/', '-')}.run", run, name)
+            file = name.removesuffix(".run").strip("/").replace("/", "-")
+            write_run(Path(self.settings.output) / f"{file}.run", run, name)
         metrics = self.settings.metrics
         scores = [
             score_ranking(rank_documents(run.get(query, {})), gains, metrics)
