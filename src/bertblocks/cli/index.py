@@ -12,6 +12,7 @@ from bertblocks.cli.model_options import Column, Device, DType, Int8, OnError, R
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
+from bertblocks.core.log import logger
 
 
 def index(
@@ -86,9 +87,9 @@ def index(
         columns = parse_columns(column or [], Roles([("text", "id")]))
         documents = None
         if files:
-            documents = read_documents(
-                files, columns, ReadOptions.parse(read or []), bad.add if on_error == "skip" else None
-            )
+            documents = read_documents(files, columns, ReadOptions.parse(read or []), on_bad)
+            for note in documents.notes:
+                logger.info(note)
         options = predictor_options(device, dtype, int8, threads)
         opened = SearchIndex.create(output, model=model, sparse=sparse, settings=given, **options)
         changes = Changes()
@@ -103,11 +104,13 @@ def index(
     counts = {**asdict(changes), "skipped": bad.count, "removed": len(remove or []), "documents": len(opened)}
     if as_json:
         print_json({"folder": str(output), **counts, "exported": exported})
-        return
+    else:
+        _print_counts(output, counts, {} if exported is None else {f"in {export}": exported})
+
+
+def _print_counts(folder: Path, counts: dict[str, int], others: dict[str, int]) -> None:
     table = make_table(["documents", "number"])
-    for name, count in counts.items():
-        if count or name == "documents":
-            table.add_row("in the index" if name == "documents" else name, f"{count:,}")
-    if exported is not None:
-        table.add_row(f"in {export}", f"{exported:,}")
-    print_table(make_console(), str(output), table)
+    rows = {name: count for name, count in counts.items() if count and name != "documents"}
+    for name, count in {**rows, "in the index": counts["documents"], **others}.items():
+        table.add_row(name, f"{count:,}")
+    print_table(make_console(), str(folder), table)

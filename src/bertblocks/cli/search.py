@@ -12,6 +12,7 @@ import typer
 from bertblocks.cli.model_options import Column, Device, DType, Int8, Read, Threads, predictor_options
 from bertblocks.cli.output import make_console, make_table, print_table, to_json_line
 from bertblocks.cli.source import fail
+from bertblocks.core.log import logger
 from bertblocks.core.messages import shorten
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def _get_queries(queries: list[str], files: list[str], column: list[str], read: 
         return iter(queries)
     roles = Roles([("query",)])
     inputs = read_inputs(files, roles, parse_columns(column, roles), ReadOptions.parse(read))
+    for note in inputs.notes:
+        logger.info(note)
     return (record.value for record in inputs)
 
 
