@@ -39,13 +39,12 @@ def save_masked_lm(folder: Path, kind: str = "bert") -> Path:
     tokenizer = wrap("wordpiece")
     tokenizer.model_max_length = LENGTH
     size = len(tokenizer.get_vocab())
+    common: dict[str, Any] = {"vocab_size": size, "max_position_embeddings": 64, "initializer_range": 0.3}
     if kind == "bert":
-        config: Any = BertConfig(vocab_size=size, max_position_embeddings=64, initializer_range=0.3, **SIZES)
-        model: Any = BertForMaskedLM(config)
+        model: Any = BertForMaskedLM(BertConfig(**common, **SIZES))
     else:
         sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
-        config = DistilBertConfig(vocab_size=size, max_position_embeddings=64, initializer_range=0.3, **sizes)
-        model = DistilBertForMaskedLM(config)
+        model = DistilBertForMaskedLM(DistilBertConfig(**common, **sizes))
     with torch.no_grad():
         model.get_output_embeddings().bias.normal_()
     model.save_pretrained(folder)

@@ -19,6 +19,7 @@ from bertblocks.checkpoints.sentence_transformers.sparse_encoder import read_spa
 from bertblocks.cli.main import app
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.text.tables import DataError
+from tests.reports.cards import check as check_card
 from tests.small_tokenizers import wrap
 
 WORDS = ["plain", "words", "here", "two", "leading", "trailing", "xxxxxxxx", "été"]
@@ -62,13 +63,16 @@ def check_with_sentence_transformers(folder: Path) -> None:
             np.testing.assert_allclose(found, row, atol=1e-5)
 
 
-@pytest.mark.parametrize("queries", ["encoded", "idf", "learned"])
-def test_training_finds_documents(queries: str, start: Path, pairs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("queries", ["encoded", pytest.param("idf", marks=pytest.mark.slow), "learned"])
+def test_training_finds_documents(
+    queries: str, start: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = finetune("sparse", start, pairs, pairs, tmp_path / "out", queries=queries, **QUICK)
     assert done.metric == "ndcg@10"
     assert done.scores["ndcg@10"] > done.baselines["untouched"]["ndcg@10"] + 0.3
     assert min(done.scores[name] for name in ("query_active_dims", "document_active_dims", "flops")) > 0
     check_with_sentence_transformers(tmp_path / "out")
+    assert check_card(tmp_path / "out", monkeypatch).data.pipeline_tag == "feature-extraction"
     again = evaluate("sparse", tmp_path / "out", pairs)
     assert again.scores == pytest.approx(done.scores, abs=1e-6)
     settings = read_sparse_encoder(tmp_path / "out")
@@ -83,6 +87,7 @@ def test_training_finds_documents(queries: str, start: Path, pairs: Path, tmp_pa
         assert more.baselines["untouched"] == pytest.approx(done.scores)
 
 
+@pytest.mark.slow
 def test_the_regularizer_makes_vectors_sparse(start: Path, pairs: Path, tmp_path: Path) -> None:
     entries = []
     for weight in (0.0, 3.0):
@@ -102,7 +107,7 @@ def test_a_teacher(loss: str, start: Path, tmp_path: Path) -> None:
         if a != b
     ]
     path = write(tmp_path / "teacher.jsonl", rows)
-    settings = {} if loss == "margin_mse" else {"loss": loss}
+    settings = {} if loss == "margin_mse" else {"loss": loss, "micro_batch_size": 4}
     finetune("sparse", start, path, path, tmp_path / "out", **settings, **QUICK)
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss_ranking"] for line in lines if "loss_ranking" in line]

@@ -30,8 +30,18 @@ USES = {
     ),
     "ForMaskedLM": ("fill-mask", 'predictor.fill_mask([f"Anna lives in {predictor.tokenizer.mask_token}."])'),
 }
-RERANK = ("text-ranking", 'predictor.rerank("Where does Anna live?", ["Anna lives in Oslo.", "It rains."])')
-MULTI = ("feature-extraction", 'predictor.encode_multi(["A sentence to encode."], role="query")[0].shape')
+#: The same, by what sentence-transformers calls the kind of a model.
+KINDS: dict[str | None, tuple[str, str]] = {
+    "CrossEncoder": (
+        "text-ranking",
+        'predictor.rerank("Where does Anna live?", ["Anna lives in Oslo.", "It rains."])',
+    ),
+    "SparseEncoder": ("feature-extraction", 'predictor.encode_sparse(["A sentence to encode."])[0].indices'),
+    "MultiVectorEncoder": (
+        "feature-extraction",
+        'predictor.encode_multi(["A sentence to encode."], role="query")[0].shape',
+    ),
+}
 EMBED = ("feature-extraction", 'predictor.encode(["A sentence to embed."]).shape')
 
 
@@ -184,27 +194,21 @@ def _is_own(folder: Path) -> bool:
 
 
 def _is_embedder(folder: Path) -> bool:
-    return (folder / "modules.json").is_file() and not _is_cross_encoder(folder)
+    return (folder / "modules.json").is_file() and _model_type(folder) != "CrossEncoder"
 
 
-def _is_cross_encoder(folder: Path) -> bool:
+def _model_type(folder: Path) -> str | None:
+    """What sentence-transformers calls the kind of a model."""
     path = folder / "config_sentence_transformers.json"
-    return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
-
-
-def _is_multi_vector(folder: Path) -> bool:
-    path = folder / "config_sentence_transformers.json"
-    return path.is_file() and read_json(path).get("model_type") == "MultiVectorEncoder"
+    return read_json(path).get("model_type") if path.is_file() else None
 
 
 def _use(folder: Path) -> tuple[str, str]:
     """The Hub's name of the model's task, and code that does it."""
     config = _config(folder)
     name = next(iter(config.get("architectures") or []), "")
-    if _is_cross_encoder(folder):
-        return RERANK
-    if _is_multi_vector(folder):
-        return MULTI
+    if (kind := _model_type(folder)) in KINDS:
+        return KINDS[kind]
     if _is_embedder(folder):
         return "sentence-similarity", EMBED[1]
     if config.get("causal"):
