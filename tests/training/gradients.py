@@ -1,4 +1,4 @@
-"""The gradients of one step of a tiny embedding model; as a program, in the processes that torchrun launches."""
+"""The gradients of one step of a tiny model; as a program, in the processes that torchrun launches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.core.environment import peak_memory
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.models import BertBlocksForMaskedLM, BertBlocksModel
+from bertblocks.tasks.base import FineTuneTask
 from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
 from bertblocks.tasks.features import Feature
-from bertblocks.tasks.settings import EmbedSettings
+from bertblocks.tasks.multi.task import MultiTask
+from bertblocks.tasks.retrieval.examples import RetrievalExample
+from bertblocks.tasks.settings import EmbedSettings, MultiSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.training.backward import BackwardPass
 from bertblocks.training.distributed import World, join, parallelize, to_full
@@ -39,6 +42,8 @@ class Case:
     parallel: str = "ddp"
     step: int = 0
     rates: dict[str, float] = field(default_factory=dict)
+    #: The task whose loss compares the examples.
+    task: str = "embed"
 
 
 CASES = {
@@ -50,6 +55,7 @@ CASES = {
     "masked": Case({"mlm_every": 2}, step=1),
     "between masked": Case({"mlm_every": 2}),
     "sharded": Case(parallel="fsdp"),
+    "tokens": Case({"query_length": 9}, task="multi"),
 }
 
 
@@ -76,9 +82,11 @@ def make_examples(kind: str) -> list[EmbeddingExample]:
     return examples
 
 
-def make(case: Case) -> tuple[EmbedTask, Any, list[Any]]:
+def make(case: Case) -> tuple[Any, Any, list[Any]]:
     """The task, its model in training mode, and the features of its examples."""
     torch.manual_seed(0)
+    if case.task == "multi":
+        return make_multi(case)
     task = EmbedTask(EmbedSettings(**case.settings))
     language_model = BertBlocksForMaskedLM(tiny_config(vocab_size=20, num_hidden_layers=2, **case.rates))
     start = language_model if case.settings.get("mlm_every") else language_model.model
@@ -88,10 +96,25 @@ def make(case: Case) -> tuple[EmbedTask, Any, list[Any]]:
     return task, model.train(), features
 
 
+def make_multi(case: Case) -> tuple[MultiTask, Any, list[Any]]:
+    """The same with a vector per token; queries are filled up with tokens that are not attended to."""
+    task, tokenizer = MultiTask(MultiSettings(loss="contrast", **case.settings)), make_tokenizer()
+    task._loss = "contrast"
+    model = BertBlocksModel(tiny_config(vocab_size=20, num_hidden_layers=2, pooler=False, **case.rates))
+    task.use_tokenizer(tokenizer, EmbeddingSettings())
+    task.use_model(model, EmbeddingSettings())
+    examples = []
+    for example in make_examples(case.kind):
+        query, *documents = example.texts
+        gains = (1.0, *[0.0] * (len(documents) - 1))
+        examples.append(RetrievalExample(query, tuple(documents), gains, gains, "x"))
+    return task, model.train(), task.features(examples, TextTokenizer(tokenizer), 32)
+
+
 class OneStep:
     """What the loop's task does, for a task without a loop around it."""
 
-    def __init__(self, task: EmbedTask) -> None:
+    def __init__(self, task: FineTuneTask) -> None:
         self.losses, self.compares, self.encode, self.compare = task.losses, task.compares, task.encode, task.compare
 
 
