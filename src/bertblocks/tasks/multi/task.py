@@ -195,8 +195,8 @@ class MultiTask(FineTuneTask):
             query_keys, document_keys = (torch.cat(side) for side in zip(*keys, strict=True))
             everything, first = gather_ragged(torch.tensor(document_lengths, device=sizes.device))
             own = sizes.cumsum(0) - sizes + first
-            others = (gather_ragged(x)[0] for x in (query_keys[owners], document_keys, gains))
-            hidden = find_false_negatives(query_keys, *others, own)
+            query_of, texts, relevant = (gather_ragged(x)[0] for x in (query_keys[owners], document_keys, gains))
+            hidden = find_false_negatives(query_keys, query_of, texts, relevant, own)
             scores = self._score(queries, query_lengths, gather_ragged(documents)[0], everything.tolist())
             logits = scores.masked_fill(hidden, float("-inf")) / temperature
             return {"loss": F.cross_entropy(logits, own, reduction="sum")}
