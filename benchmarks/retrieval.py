@@ -33,7 +33,7 @@ from bertblocks.evaluation.suite import finetune_once
 from bertblocks.search.mining import MiningSettings
 from bertblocks.search.mining_run import mine
 
-MODEL = get_model_path()
+MODEL = str(get_model_path())
 #: Shares of the articles whose questions train, choose the best step, and are left for the test.
 TRAIN, DEV = 0.5, 0.1
 METRICS = ["ndcg@10", "mrr@10", "recall@10"]
@@ -124,7 +124,7 @@ class Models:
         return self.train("embed")
 
     def reranker(self) -> str:
-        return self.train("rerank", epochs=3)
+        return self.train("rerank")
 
     def sparse(self) -> str:
         return self.train("sparse", epochs=3)

@@ -83,7 +83,7 @@ def test_embedders_score_as_cosines_ranked_by_pytrec_eval(folder: Path, embedder
     run = {
         query: dict(zip(DOCUMENTS, row.tolist(), strict=True)) for query, row in zip(JUDGMENTS, cosines, strict=True)
     }
-    done = evaluate_beir([embedder], folder, metrics=METRICS, output=str(tmp_path))[0]
+    done = evaluate_beir([embedder], folder, metrics=METRICS, output=tmp_path)[0]
     assert done.scores == pytest.approx(trec_means(run, JUDGMENTS))
     assert (done.examples, done.metric) == (3, "ndcg@10")
     assert done.resample(np.arange(3)) == pytest.approx(done.scores["ndcg@10"])
@@ -115,8 +115,8 @@ def test_rerankers_order_what_the_first_stage_found(folder: Path, reranker: Path
         names = list(scores)[:2]  # candidates=2
         ranked = predictor.rerank(QUERIES[query], [DOCUMENTS[name] for name in names])
         run[query] = {names[entry.index]: entry.score for entry in ranked}
-    settings = {"first": str(tmp_path / "first.run"), "candidates": 2, "metrics": METRICS}
-    (done,) = evaluate_beir([reranker], folder, output=str(tmp_path / "out"), **settings)
+    settings: dict[str, Any] = {"first": tmp_path / "first.run", "candidates": 2, "metrics": METRICS}
+    (done,) = evaluate_beir([reranker], folder, output=tmp_path / "out", **settings)
     assert done.scores == pytest.approx(trec_means(run, JUDGMENTS))
     (file,) = (tmp_path / "out").iterdir()
     assert read_run(file) == {query: pytest.approx(scores, abs=1e-6) for query, scores in run.items()}
@@ -200,7 +200,7 @@ def test_the_kind_of_a_model_follows_from_its_folder(folder: Path, tmp_path: Pat
         for name, other in zip(DOCUMENTS, documents, strict=True):
             score = own.dot(other) if kind == "sparse" else (own @ other.T).max(axis=1).sum()
             run[query][name] = float(score)
-    evaluate_beir([tmp_path / "model"], folder, output=str(tmp_path / "out"))
+    evaluate_beir([tmp_path / "model"], folder, output=tmp_path / "out")
     (file,) = (tmp_path / "out").iterdir()
     assert read_run(file) == {query: pytest.approx(scores, rel=1e-5) for query, scores in run.items()}
 
@@ -244,7 +244,7 @@ def test_fusion_adds_reciprocal_ranks() -> None:
 def test_models_joined_by_plus_are_fused(folder: Path, embedder: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "other.run", {"q1": {"d7": 1.0}}, "other")
     name = f"{embedder}+{tmp_path / 'other.run'}"
-    evaluate_beir([name], folder, output=str(tmp_path / "out"), candidates=2)
+    evaluate_beir([name], folder, output=tmp_path / "out", candidates=2)
     (file,) = (tmp_path / "out").iterdir()
     assert read_run(file)["q1"]["d7"] >= 1 / 61
 

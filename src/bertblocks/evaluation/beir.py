@@ -125,7 +125,8 @@ def evaluate_beir(
     Each of `models` is an embedder, a sparse encoder, a multi-vector encoder, a reranker of what `first` finds, models
     joined by `+`, whose rankings are fused by reciprocal rank, or a run file.
     """
-    chosen = read_section(BeirSettings, settings, "evaluate beir")
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    chosen = read_section(BeirSettings, given, "evaluate beir")
     for metric in chosen.metrics:
         score_ranking(["a"], {"a": 1}, [metric])  # before the models run
     folder = read_beir(data, chosen.split)
