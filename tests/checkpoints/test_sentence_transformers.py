@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bertblocks import Predictor, SequenceLayout, convert
 from bertblocks.checkpoints.quantize import quantize_folder
-from bertblocks.checkpoints.sentence_transformers import POOLINGS, read_settings, write_settings
+from bertblocks.checkpoints.sentence_transformers import POOLINGS, EmbeddingSettings, read_settings, write_settings
 from bertblocks.cli.main import app
 from bertblocks.nn.embedding_head import ACTIVATIONS, EmbeddingHead
 from bertblocks.nn.head import POOLINGS as OURS
@@ -284,3 +284,12 @@ def test_sizes_that_do_not_fit_raise(tmp_path: Path) -> None:
     (folder / "2_up" / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"2_up/model\.safetensors"):
         Predictor(folder)
+
+
+def test_a_default_prompt_that_is_not_defined_is_empty() -> None:
+    settings = EmbeddingSettings(prompts={"document": "d: "}, default_prompt="query")
+    assert [settings.find_prompt(*names) for names in ((None, None), (None, "document"), ("document", None))] == [
+        "",
+        "d: ",
+        "d: ",
+    ]

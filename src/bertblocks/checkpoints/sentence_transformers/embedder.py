@@ -68,8 +68,9 @@ class EmbeddingSettings:
             raise ValueError(f"prompt_name is {name!r}; it must be one of {', '.join(known)}{nearest(name, known)}.")
         if name is not None:
             return known[name]
-        prompt = self.default_prompt if prompt is None else prompt
-        return "" if prompt is None else self.prompts.get(prompt, prompt)
+        if prompt is None:
+            return "" if self.default_prompt is None else known[self.default_prompt]
+        return self.prompts.get(prompt, prompt)
 
 
 def read_settings(folder: Path) -> EmbeddingSettings:
