@@ -22,8 +22,9 @@ def score_multi(
 
     Example:
         >>> query = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
-        >>> score_multi(query, [np.array([[0.6, 0.8]], dtype=np.float32), query]).tolist()
-        [1.399999976158142, 2.0]
+        >>> scores = score_multi(query, [np.array([[0.6, 0.8]], dtype=np.float32), query])
+        >>> [round(float(score), 4) for score in scores]
+        [1.4, 2.0]
     """
     is_one = isinstance(queries, np.ndarray) and queries.ndim == 2
     sides: tuple[list[Any], list[Any]] = ([queries] if is_one else list(queries), list(documents))

@@ -98,7 +98,8 @@ def inverse_frequencies(documents: Iterable[Sequence[int]], vocabulary: int) -> 
     """The weight of each token in a query, from the documents that have it, as in BM25 (Robertson et al., 1994).
 
     Example:
-        >>> inverse_frequencies([[0, 1], [0]], 3).round(decimals=4).tolist()  # log(1 + (2 - n + 0.5) / (n + 0.5))
+        >>> weights = inverse_frequencies([[0, 1], [0]], 3)  # log(1 + (2 - n + 0.5) / (n + 0.5))
+        >>> [round(weight, 4) for weight in weights.tolist()]
         [0.1823, 0.6931, 1.7918]
     """
     counts: Counter[int] = Counter()

@@ -10,6 +10,7 @@ def flops(vectors: Tensor) -> Tensor:
     """The sum over the vocabulary of the squared mean weight, which makes vectors sparse (Paria et al., 2020).
 
     Example:
+        >>> import torch
         >>> flops(torch.tensor([[2.0, 0.0], [0.0, 4.0]])).item()  # 1^2 + 2^2
         5.0
     """
@@ -22,6 +23,7 @@ def contrast(queries: Tensor, documents: Tensor, own: Tensor, hidden: Tensor, te
     `own` has the number of each query's document, and `hidden`, `[queries, documents]`, those that may be relevant too.
 
     Example:
+        >>> import torch
         >>> nothing = torch.zeros(2, 2, dtype=torch.bool)
         >>> round(contrast(torch.eye(2), torch.eye(2), torch.arange(2), nothing).item(), 4)  # 2 log(1 + 1/e)
         0.6265
