@@ -34,7 +34,8 @@ def _score_pairs(examples: Sequence[EmbeddingExample], firsts: Vectors, seconds:
     first = np.stack([firsts[example.texts[0]] for example in examples])
     second = np.stack([seconds[example.texts[1]] for example in examples])
     scores = np.array([example.score for example in examples], dtype=np.float64)
-    similarities = (first * second).sum(axis=1)
+    # in double precision, so that rounding does not order pairs with equal cosines, as those of bits often are
+    similarities = (first.astype(np.float64) * second).sum(axis=1).astype(np.float32)
     correlations = regression_scores(scores, similarities)
     del correlations["mse"]  # cosines and scores have different scales
     return Evaluated(
