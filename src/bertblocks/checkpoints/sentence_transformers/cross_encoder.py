@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers.embedder import (
     EmbeddingSettings,
     read_pooling,
@@ -26,15 +25,15 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     read_max_length,
     read_modules,
     read_prompts,
+    save_folder,
     write_layer,
     write_modules,
 )
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.log import logger
-from bertblocks.core.storage import atomic_entries, read_json, write_json
+from bertblocks.core.storage import read_json, write_json
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.embedding_head import ACTIVATIONS, EmbeddingNorm
-from bertblocks.text.tokenizers import save_tokenizer
 
 #: What the encoder's file says if the checkpoint's own head makes the scores, and if modules behind it do.
 HEADS = {
@@ -126,17 +125,10 @@ def keep_activation(source: Path, target: Path) -> None:
 def save_cross_encoder(
     model: BertBlocksPreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: CrossEncoderSettings
 ) -> None:
-    """Writes a folder that `CrossEncoder` opens. It needs BertBlocks only if no family can hold the model."""
-    head = model.base_model.embedding_head
-    model.base_model.embedding_head = None  # its modules have files of their own
-    try:
-        with atomic_entries(folder) as scratch:
-            save_native(model, scratch)
-            save_tokenizer(tokenizer, scratch)
-            labels = head.size if settings.layers else model.config.num_labels
-            write_cross_encoder(scratch, settings, labels, model.config.hidden_size)
-    finally:
-        model.base_model.embedding_head = head
+    """Writes a folder that `CrossEncoder` opens."""
+    labels = model.base_model.embedding_head.size if settings.layers else model.config.num_labels
+    width = model.config.hidden_size
+    save_folder(model, folder, tokenizer, lambda scratch: write_cross_encoder(scratch, settings, labels, width))
 
 
 def write_cross_encoder(folder: Path, settings: CrossEncoderSettings, labels: int, width: int) -> None:

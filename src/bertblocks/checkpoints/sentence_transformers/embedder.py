@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers.modules import (
     MODULES,
     PROMPTS,
@@ -20,14 +19,14 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     read_max_length,
     read_modules,
     read_prompts,
+    save_folder,
     write_layer,
     write_modules,
 )
 from bertblocks.core.registry import nearest
-from bertblocks.core.storage import atomic_entries, read_json, write_json
+from bertblocks.core.storage import read_json, write_json
 from bertblocks.models import BertBlocksModel
 from bertblocks.nn.embedding_head import EmbeddingNorm, Normalize
-from bertblocks.text.tokenizers import save_tokenizer
 
 #: Our poolings by sentence-transformers' names and by those of its older files, in its order of concatenation.
 POOLINGS = {
@@ -123,16 +122,9 @@ def read_pooling(path: Path) -> str:
 def save_embedder(
     model: BertBlocksModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: EmbeddingSettings
 ) -> None:
-    """Writes a folder that sentence-transformers opens. It needs BertBlocks only if no family can hold the model."""
-    head = model.embedding_head
-    model.embedding_head = None  # its modules have files of their own
-    try:
-        with atomic_entries(folder) as scratch:
-            save_native(model, scratch)
-            save_tokenizer(tokenizer, scratch)
-            write_settings(scratch, settings, model.config.hidden_size)
-    finally:
-        model.embedding_head = head
+    """Writes a folder that sentence-transformers opens."""
+    width = model.config.hidden_size
+    save_folder(model, folder, tokenizer, lambda scratch: write_settings(scratch, settings, width))
 
 
 def write_settings(folder: Path, settings: EmbeddingSettings, width: int) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import PICKLE
+from bertblocks.checkpoints.save import save_native
 from bertblocks.core.registry import nearest
-from bertblocks.core.storage import read_json, write_json
+from bertblocks.core.storage import atomic_entries, read_json, write_json
 from bertblocks.core.tensor_files import SINGLE, read_safetensors, save_tensors
+from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.embedding_head import ACTIVATIONS, Dense, EmbeddingNorm, Normalize
+from bertblocks.text.tokenizers import save_tokenizer
 
 MODULES, TRANSFORMER, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 #: Prompts that every checkpoint has, empty unless its files say otherwise.
@@ -205,6 +209,27 @@ def write_layer(layer: nn.Module, folder: Path, **names: str) -> None:
         values = {"dimension": layer.out_size}
     write_json(folder / "config.json", values)
     save_tensors({name: tensor.contiguous().cpu() for name, tensor in layer.state_dict().items()}, folder / SINGLE)
+
+
+def save_folder(
+    model: BertBlocksPreTrainedModel,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    write_settings: Callable[[Path], None],
+) -> None:
+    """Writes a checkpoint, its tokenizer and the files of its kind; all of them or none.
+
+    It needs BertBlocks only if no family can hold the model. Modules behind the encoder have files of their own.
+    """
+    encoder = model.base_model
+    head, encoder.embedding_head = encoder.embedding_head, None
+    try:
+        with atomic_entries(folder) as scratch:
+            save_native(model, scratch)
+            save_tokenizer(tokenizer, scratch)
+            write_settings(scratch)
+    finally:
+        encoder.embedding_head = head
 
 
 def write_modules(folder: Path, modules: Sequence[tuple[str, str]]) -> None:

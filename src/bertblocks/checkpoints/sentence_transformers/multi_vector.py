@@ -13,7 +13,6 @@ from torch import nn
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from bertblocks.checkpoints.files import read_tensors
-from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers.embedder import EmbeddingSettings
 from bertblocks.checkpoints.sentence_transformers.modules import (
     COLBERT_FILE,
@@ -31,10 +30,11 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     read_normalize,
     read_prompts,
     read_size,
+    save_folder,
     write_layer,
     write_modules,
 )
-from bertblocks.core.storage import atomic_entries, read_json, write_json
+from bertblocks.core.storage import read_json, write_json
 from bertblocks.models import BertBlocksModel
 from bertblocks.nn.embedding_head import Dense, Normalize
 from bertblocks.text.tokenizers import load_tokenizer_if_any, save_tokenizer
@@ -282,16 +282,8 @@ def copy_stanford(source: Path, target: Path, allow_pickle: bool = False) -> lis
 def save_multi_vector(
     model: BertBlocksModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: MultiVectorSettings
 ) -> None:
-    """Writes a folder that `MultiVectorEncoder` opens. It needs BertBlocks only if no family can hold the model."""
-    head = model.embedding_head
-    model.embedding_head = None  # its modules have files of their own
-    try:
-        with atomic_entries(folder) as scratch:
-            save_native(model, scratch)
-            save_tokenizer(tokenizer, scratch)
-            write_multi_vector(scratch, settings)
-    finally:
-        model.embedding_head = head
+    """Writes a folder that `MultiVectorEncoder` opens."""
+    save_folder(model, folder, tokenizer, lambda scratch: write_multi_vector(scratch, settings))
 
 
 def write_multi_vector(folder: Path, settings: MultiVectorSettings) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bertblocks.checkpoints.save import save_native
 from bertblocks.checkpoints.sentence_transformers.embedder import EmbeddingSettings
 from bertblocks.checkpoints.sentence_transformers.modules import (
     MODULES,
@@ -21,9 +20,10 @@ from bertblocks.checkpoints.sentence_transformers.modules import (
     read_max_length,
     read_modules,
     read_prompts,
+    save_folder,
     write_modules,
 )
-from bertblocks.core.storage import atomic_entries, read_json, write_json
+from bertblocks.core.storage import read_json, write_json
 from bertblocks.core.tensor_files import SINGLE, read_safetensors, save_tensors
 from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.ops.sparse_pooling import ACTIVATIONS, POOLINGS
@@ -179,16 +179,16 @@ def _read_weights(static: Path, folder: Path, encoder: Path) -> Tensor:
 def save_sparse_encoder(
     model: LanguageModel, folder: Path, tokenizer: PreTrainedTokenizerBase, settings: SparseEncoderSettings
 ) -> None:
-    """Writes a folder that `SparseEncoder` opens. It needs BertBlocks only if no family can hold the model."""
-    head = model.sparse_head
-    model.sparse_head = None  # it has files of its own
+    """Writes a folder that `SparseEncoder` opens."""
+
+    def write(scratch: Path) -> None:
+        _write_settings(scratch, settings)
+        if settings.query_weights is not None:
+            save_tokenizer(tokenizer, scratch / ROUTED_STATIC)
+
+    head, model.sparse_head = model.sparse_head, None  # it has files of its own
     try:
-        with atomic_entries(folder) as scratch:
-            save_native(model, scratch)
-            save_tokenizer(tokenizer, scratch)
-            _write_settings(scratch, settings)
-            if settings.query_weights is not None:
-                save_tokenizer(tokenizer, scratch / ROUTED_STATIC)
+        save_folder(model, folder, tokenizer, write)
     finally:
         model.sparse_head = head
 

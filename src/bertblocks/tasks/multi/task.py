@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,9 +33,10 @@ from bertblocks.tasks.gather import gather_ragged
 from bertblocks.tasks.multi.batches import MultiBatch, MultiFeature, find_false_negatives, hash_text
 from bertblocks.tasks.multi.scores import score_multi
 from bertblocks.tasks.multi.sequences import RoleTokenizer, token_vectors
-from bertblocks.tasks.retrieval.examples import RetrievalExample, judge, read_retrieval_data
+from bertblocks.tasks.retrieval.evaluation import evaluate_rankings, judge_queries
+from bertblocks.tasks.retrieval.examples import RetrievalExample, read_retrieval_data
 from bertblocks.tasks.retrieval.losses import kl_divergence, margin_mse
-from bertblocks.tasks.retrieval.metrics import METRICS, mean_scores, score_ranking
+from bertblocks.tasks.retrieval.metrics import METRICS
 from bertblocks.tasks.settings import MultiSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError
@@ -219,32 +220,18 @@ class MultiTask(FineTuneTask):
 
     def evaluate(self, predictor: Predictor, examples: Sequence[RetrievalExample]) -> Evaluated:
         """Ranks the documents of all examples for each query, by exact scores."""
-        gains = {query: own for query, own in judge(examples).items() if any(gain > 0 for gain in own.values())}
-        if not gains:
-            raise DataError(f"{examples[0].place}: no query has a relevant document, so there is nothing to score.")
+        gains = judge_queries(examples)
         names = list(dict.fromkeys(text for example in examples for text in example.documents))
         queries = predictor.encode_multi(list(gains), role="query")
         documents = predictor.encode_multi(names, role="document")
         is_mean = getattr(predictor.embedding, "similarity", None) == "meanmaxsim"
-        scores, records = [], []
-        for start in range(0, len(queries), QUERIES_AT_ONCE):
-            part = score_multi(queries[start : start + QUERIES_AT_ONCE], documents, mean=is_mean)
-            for query, values in zip(list(gains)[start : start + QUERIES_AT_ONCE], part, strict=True):
-                order = np.argsort(-values, kind="stable")
-                scores.append(score_ranking([names[index] for index in order], gains[query]))
-                ranked = ((rank, index) for rank, index in enumerate(order, start=1))
-                rank, gold = next((rank, index) for rank, index in ranked if gains[query].get(names[index], 0) > 0)
-                found = {"query": query, "gold": names[gold], "rank": rank, "gold_score": float(values[gold])}
-                records.append({**found, "nearest": names[order[0]], "nearest_score": float(values[order[0]])})
-        by_query = np.array([own[self.metric] for own in scores])
-        number = {query: position for position, query in enumerate(gains)}
-        owner = np.array([number.get(example.query, -1) for example in examples])
 
-        def resample(chosen: np.ndarray) -> float:
-            kept = owner[chosen][owner[chosen] >= 0]
-            return float(by_query[kept].mean()) if len(kept) else float("nan")
+        def rank() -> Iterator[list[tuple[str, float]]]:
+            for start in range(0, len(queries), QUERIES_AT_ONCE):
+                for scores in score_multi(queries[start : start + QUERIES_AT_ONCE], documents, mean=is_mean):
+                    yield [(names[index], scores[index]) for index in np.argsort(-scores, kind="stable")]
 
-        return Evaluated(mean_scores(scores), resample, records)
+        return evaluate_rankings(examples, gains, rank(), METRICS)
 
     def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         layers = tuple(model.embedding_head.layers)

@@ -25,6 +25,7 @@ from bertblocks.nn.numerics import upcast
 from bertblocks.tasks.base import Evaluated, FineTuneTask, Scores
 from bertblocks.tasks.rerank.bm25 import BM25
 from bertblocks.tasks.rerank.lists import RANDOM_NEGATIVES, add_random_negatives, merge_rows, shuffle
+from bertblocks.tasks.retrieval.evaluation import evaluate_rankings, judge_queries
 from bertblocks.tasks.retrieval.examples import RetrievalExample, Shape, judge, read_retrieval_data
 from bertblocks.tasks.retrieval.losses import binary_cross_entropy, list_cross_entropy, margin_mse, squared_error
 from bertblocks.tasks.retrieval.metrics import mean_scores, score_ranking
@@ -219,28 +220,10 @@ class RerankTask(FineTuneTask):
         return {name: _score_baseline(gains, score) for name, score in found.items()}
 
     def evaluate(self, predictor: Predictor, examples: Sequence[RetrievalExample]) -> Evaluated:
-        gains = {query: own for query, own in judge(examples).items() if any(gain > 0 for gain in own.values())}
-        if not gains:
-            raise DataError(f"{examples[0].place}: no query has a relevant document, so there is nothing to score.")
-        rankings = predictor.rerank(list(gains), [shuffle(list(own)) for own in gains.values()])
-        scores, records = [], []
-        for (query, own), ranking in zip(gains.items(), rankings, strict=True):
-            scores.append(score_ranking([document.text for document in ranking], own, METRICS))
-            rank, best = next((rank, item) for rank, item in enumerate(ranking, 1) if own[item.text] > 0)
-            top = ranking[0]
-            values = {"gold_score": best.score, "nearest": top.text, "nearest_score": top.score}
-            records.append({"query": query, "gold": best.text, "rank": rank, **values})
-        by_query = np.array([own[self.metric] for own in scores])
-        number = {query: position for position, query in enumerate(gains)}
-        # examples without relevant documents are left out of every mean
-        owner = np.array([number.get(example.query, -1) for example in examples])
-
-        def resample(chosen: np.ndarray) -> float:
-            kept = owner[chosen]
-            kept = kept[kept >= 0]
-            return float(by_query[kept].mean()) if len(kept) else float("nan")
-
-        return Evaluated(mean_scores(scores), resample, records)
+        gains = judge_queries(examples)
+        found = predictor.rerank(list(gains), [shuffle(list(own)) for own in gains.values()])
+        rankings = ([(document.text, document.score) for document in ranking] for ranking in found)
+        return evaluate_rankings(examples, gains, rankings, METRICS)
 
     def save(self, model: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         layers = tuple(model.embedding_head.layers) if self._has_layers else ()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -20,9 +19,9 @@ from bertblocks.nn.ops.linear import not_cast
 from bertblocks.tasks.base import Evaluated, FineTuneTask
 from bertblocks.tasks.features import Feature
 from bertblocks.tasks.gather import gather, gather_ragged
-from bertblocks.tasks.retrieval.examples import RetrievalExample, Shape, judge, read_retrieval_data
+from bertblocks.tasks.retrieval.evaluation import evaluate_rankings, judge_queries
+from bertblocks.tasks.retrieval.examples import RetrievalExample, Shape, read_retrieval_data
 from bertblocks.tasks.retrieval.losses import kl_divergence, margin_mse
-from bertblocks.tasks.retrieval.metrics import mean_scores, score_ranking
 from bertblocks.tasks.settings import SparseSettings
 from bertblocks.tasks.sparse.lists import (
     IS_FIRST,
@@ -222,37 +221,16 @@ class SparseTask(FineTuneTask):
 
     def evaluate(self, predictor: Predictor, examples: Sequence[RetrievalExample]) -> Evaluated:
         """Ranks all documents of the examples for each query by exact search."""
-        gains = {query: own for query, own in judge(examples).items() if any(gain > 0 for gain in own.values())}
-        if not gains:
-            raise DataError(f"{examples[0].place}: no query has a relevant document, so there is nothing to score.")
+        gains = judge_queries(examples)
         texts = list(dict.fromkeys(document for example in examples for document in example.documents))
         queries = predictor.encode_sparse(list(gains), role="query")
         documents = predictor.encode_sparse(texts, role="document")
-        scores, records = [], []
-        rankings = search(queries, documents, len(documents))
-        for (query, own), (order, values) in zip(gains.items(), rankings, strict=True):
-            scores.append(score_ranking([texts[number] for number in order[:10]], own, METRICS))
-            rank = next(rank for rank, number in enumerate(order) if own.get(texts[number], 0) > 0)
-            records.append(
-                {
-                    "query": query,
-                    "gold": texts[order[rank]],
-                    "rank": rank + 1,
-                    "gold_score": float(values[rank]),
-                    "nearest": texts[order[0]],
-                    "nearest_score": float(values[0]),
-                }
-            )
-        by_query = np.array([own[self.metric] for own in scores])
-        number = {query: position for position, query in enumerate(gains)}
-        owner = np.array([number.get(example.query, -1) for example in examples])
-
-        def resample(chosen: np.ndarray) -> float:
-            kept = owner[chosen]
-            kept = kept[kept >= 0]  # queries without relevant documents are left out of every mean
-            return float(by_query[kept].mean()) if len(kept) else float("nan")
-
-        return Evaluated({**mean_scores(scores), **sparsity(queries, documents)}, resample, records)
+        rankings = (
+            [(texts[number], value) for number, value in zip(order, values, strict=True)]
+            for order, values in search(queries, documents, len(documents))
+        )
+        evaluated = evaluate_rankings(examples, gains, rankings, METRICS)
+        return replace(evaluated, scores={**evaluated.scores, **sparsity(queries, documents)})
 
 
 def _number(texts: Iterable[str]) -> dict[str, int]:
