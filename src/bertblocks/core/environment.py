@@ -54,6 +54,9 @@ def peak_memory(device: torch.device) -> int | None:
         import torch
 
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "linux":  # getrusage would start at the peak of the process that started this one
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     if resource is None:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
