@@ -73,7 +73,7 @@ def test_reading_ahead_from_an_endless_source_is_bounded(predictor: Any, monkeyp
 def test_reading_ahead_counts_characters_of_long_texts(predictor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_CHARACTERS", 100)
     sizes = []
-    preprocess = predictor._pipeline("encode", {}).preprocess
+    preprocess = predictor.pipeline("encode").preprocess
     source = stream._ListChunks(["x" * 60] * 5)
     while (chunk := source.next_chunk())[0]:
         sizes.append(len(preprocess(*chunk)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from sentence_transformers import SentenceTransformer, quantize_embeddings
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -20,7 +21,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from typer.testing import CliRunner
 
-from bertblocks import Predictor, load
+from bertblocks import Predictor, from_huggingface, load
 from bertblocks.checkpoints.sentence_transformers import read_settings, save_embedder
 from bertblocks.cli.main import app
 from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
@@ -30,6 +31,7 @@ from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError
 from tests.checkpoints.test_sentence_transformers import TEXTS, save_folder
+from tests.small_tokenizers import wrap
 from tests.training.gradients import OneStep
 
 ROWS = [
@@ -300,3 +302,18 @@ def test_evaluate_prints_what_each_precision_keeps(folder: Path, tmp_path: Path)
     assert "precisions of vectors" in run("evaluate", folder, "--task", "embed", "--data", path, "--precisions")
     done = CliRunner().invoke(app, ["evaluate", str(folder), "--task", "tag", "--data", str(path), "--precisions"])
     assert "--precisions works with embed, not with tag" in done.output + done.stderr
+
+
+def test_token_vectors_equal_the_last_hidden_states_of_transformers() -> None:
+    torch.manual_seed(0)
+    tokenizer = wrap("wordpiece")
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    theirs = transformers.BertModel(config, add_pooling_layer=False).eval()
+    texts = ["the cat sat on the mat", "a dog", ""]
+    found = Predictor(from_huggingface(theirs), tokenizer).encode_tokens(texts)
+    for text, vectors in zip(texts, found, strict=True):
+        with torch.no_grad():
+            expected = theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        np.testing.assert_allclose(vectors, expected.numpy(), atol=1e-5)

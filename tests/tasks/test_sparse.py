@@ -193,7 +193,7 @@ def test_encoding_equals_all_logits_and_windows_are_merged(pooling: str) -> None
     assert len(pieces) > 14
     windowed = Predictor(model, tokenizer, max_length=16).encode_sparse([texts[2]])[0]
     predictor = Predictor(model, tokenizer, max_length=16)
-    segments = predictor._splitter.split(predictor._splitter.tokenizer.tokenize([texts[2]])[0], 0)
+    segments = predictor.pipeline("encode_sparse").preprocess([texts[2]], 0)[0].segments
     rows = []
     for segment in segments:
         ids = torch.tensor(segment.sequence.ids)

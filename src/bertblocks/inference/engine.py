@@ -47,7 +47,7 @@ class Engine:
             results = run_stream(
                 inputs,
                 pipeline,
-                lambda segments: self._forward(pipeline, segments),
+                lambda segments: self.forward(pipeline, segments),
                 self.token_budget,
                 on_batch=stats.add_tokens,
                 on_items=stats.add_items,
@@ -56,7 +56,8 @@ class Engine:
             with contextlib.closing(results):
                 yield from results
 
-    def _forward(self, pipeline: Pipeline[Any], segments: list[Segment]) -> Sequence[Any]:
+    def forward(self, pipeline: Pipeline[Any], segments: Sequence[Segment]) -> Sequence[Any]:
+        """Runs the model on one batch and returns its output for each segment."""
         with flushed_denormals(), torch.inference_mode(), limited_threads(self.threads):
             with_types = self.model.config.type_vocab_size > 1
             return pipeline.forward(SegmentBatch.from_segments(segments, self.model.device, with_types))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -84,6 +84,11 @@ class Pipeline(ABC, Generic[Result]):
     @abstractmethod
     def postprocess(self, request: Request) -> Result:
         """Makes the result of an input from the outputs of all its segments."""
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Pipelines of one model with equal keys may share batches, because their forward passes are the same."""
+        return type(self)
 
     def tokenize(self, texts: Sequence[str], offsets: bool = False) -> list[TokenizedText]:
         """Tokenizes texts; the end of a text that will be truncated may be left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -42,6 +42,10 @@ class FillMaskPipeline(Pipeline[list[list[Filling]]]):
         self.tokenizer = splitter.tokenizer.tokenizer
         if self.tokenizer.mask_token_id is None:
             raise ValueError("This tokenizer does not have a mask token, so there is nothing to fill.")
+
+    @property
+    def batch_key(self) -> Hashable:
+        return type(self), self.top_k
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]

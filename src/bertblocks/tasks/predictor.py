@@ -6,7 +6,7 @@ import copy
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -16,36 +16,27 @@ from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.load import load_trained
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings, find_kind
 from bertblocks.checkpoints.sentence_transformers.any_kind import read_settings_of_any
-from bertblocks.checkpoints.sentence_transformers.cross_encoder import CrossEncoderSettings, make_activation
-from bertblocks.checkpoints.sentence_transformers.modules import check_role
 from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, add_markers
-from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseEncoderSettings, find_encoder
-from bertblocks.core.registry import nearest
+from bertblocks.checkpoints.sentence_transformers.sparse_encoder import find_encoder
 from bertblocks.inference.engine import Engine, prepare_model
 from bertblocks.inference.hardware import choose_device, choose_dtype
 from bertblocks.inference.pipeline import Pipeline
 from bertblocks.inference.progress import RunStats
-from bertblocks.inference.splitting import SequenceSplitter, TooLong, max_sequence_length
+from bertblocks.inference.splitting import Segment, TooLong, max_sequence_length
 from bertblocks.models import (
-    BertBlocksForQuestionAnswering,
-    BertBlocksForSequenceClassification,
-    BertBlocksForTokenClassification,
     BertBlocksPreTrainedModel,
 )
-from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.embedding_head import EmbeddingHead
 from bertblocks.nn.token_head import TokenHead
-from bertblocks.tasks.answer.predictions import Answers, QuestionAnsweringPipeline
-from bertblocks.tasks.classify.predictions import Classification, ClassificationPipeline
-from bertblocks.tasks.embed.predictions import EmbeddingPipeline
+from bertblocks.tasks.answer.predictions import Answers
+from bertblocks.tasks.classify.predictions import Classification
 from bertblocks.tasks.embed.vectors import fit_ranges, quantize
-from bertblocks.tasks.fill_mask import Filling, FillMaskPipeline
-from bertblocks.tasks.multi.predictions import LateInteractionPipeline, MultiVectorPipeline
+from bertblocks.tasks.fill_mask import Filling
 from bertblocks.tasks.multi.sequences import RoleTokenizer
-from bertblocks.tasks.rerank.predictions import Ranked, RerankPipeline
-from bertblocks.tasks.sparse.predictions import QueryWeightsPipeline, SparsePipeline
+from bertblocks.tasks.pipelines import PipelineFactory
+from bertblocks.tasks.rerank.predictions import Ranked
 from bertblocks.tasks.sparse.vectors import SparseVector
-from bertblocks.tasks.tag.predictions import Level, Tagged, TaggingPipeline
+from bertblocks.tasks.tag.predictions import Level, Tagged
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.lines import Lines
 from bertblocks.text.tokenizers import load_tokenizer_if_any
@@ -125,11 +116,9 @@ class Predictor:
         self.pooling = self._head.pooling
         self.max_length = max_length or max_sequence_length(self.model, tokenizer, settings.max_length)
         self._engine = Engine(self.model, threads, token_budget)
-        text_tokenizer = TextTokenizer(tokenizer)
-        self._splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "window", overlap)
-        # as sentence-transformers' CrossEncoder does
-        self._pair_splitter = SequenceSplitter(text_tokenizer, self.max_length, too_long or "truncate", overlap)
-        self._too_long = too_long
+        self._text_tokenizer = TextTokenizer(tokenizer)
+        self._too_long, self._overlap = too_long, overlap
+        self._factory().splitter("window")  # raises if the settings do not fit
 
     # ------------------------------------------------------------------ tasks
 
@@ -167,6 +156,15 @@ class Predictor:
             return quantize(np.zeros((0, dimensions or self.embedding_size), np.float32), options["precision"], ranges)
         found = np.stack(vectors)
         return quantize(found, precision, fit_ranges(found)) if fits_ranges else found
+
+    def encode_tokens(
+        self, texts: Texts, *, prompt: str | None = None, prompt_name: str | None = None, progress: bool = False
+    ) -> list[np.ndarray]:
+        """Computes the encoder's vector of every token, special tokens included: `[tokens, hidden]` for each text.
+
+        Long texts are truncated, as sentence-transformers does, unless `too_long` says otherwise.
+        """
+        return list(self.stream("encode_tokens", texts, progress=progress, prompt=prompt, prompt_name=prompt_name))
 
     def encode_sparse(
         self, texts: Texts, *, role: str | None = None, top_k: int | None = None, progress: bool = False
@@ -287,7 +285,7 @@ class Predictor:
         `total` is their number, for the progress bar, if they do not have a length. A bad input raises an error after
         the results before it; with `return_exceptions`, the error takes the place of its result and the stream goes on.
         """
-        pipeline = self._pipeline(method, options)
+        pipeline = self.pipeline(method, **options)
         if isinstance(inputs, (str, bytes)):
             raise TypeError(f"The texts are a single string, {reprlib.repr(inputs)}; pass a list of texts.")
         if isinstance(inputs, Path):
@@ -297,88 +295,25 @@ class Predictor:
             total = len(inputs)
         return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress), return_exceptions)
 
-    def _pipeline(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
-        if method == "encode_multi":
-            return self._multi_pipeline(**options)
-        if method == "encode":
-            if self._is_scored_by_layers:
-                raise ValueError("encode needs a model that makes embeddings; this one scores pairs. Use rerank.")
-            if isinstance(self._head, TokenHead):
-                raise ValueError("encode needs a model with one vector per text; this one has many. Use encode_multi.")
-            prompt = self.embedding.find_prompt(options.pop("prompt", None), options.pop("prompt_name", None))
-            return EmbeddingPipeline(self.model, self._splitter, self._head, prompt, **options)
-        if method == "rerank":
-            return self._rerank_pipeline(**options)
-        if method == "encode_sparse":
-            return self._sparse_pipeline(**options)
-        if method not in _HEADS:
-            methods = ("encode", "encode_sparse", "encode_multi", "rerank", *_HEADS)
-            raise ValueError(f"method is {method!r}; it must be one of {', '.join(methods)}{nearest(method, methods)}.")
-        model_class, head, pipeline_class = _HEADS[method]
-        if not isinstance(self.model, model_class):
-            name = type(self.model).__name__
-            remedy = "pretrain" if method == "fill_mask" else f"finetune {method}"
-            raise ValueError(
-                f"{method} needs a model with a {head} head; this model is a {name}. `bertblocks {remedy}` trains one."
-            )
-        return pipeline_class(cast(Any, self.model), self._splitter, **options)
+    def pipeline(self, method: str, *, too_long: TooLong | None = None, **options: Any) -> Pipeline[Any]:
+        """What one of the methods above runs, with its options: tokenizing, the forward pass, and the result.
 
-    def _rerank_pipeline(self, **options: Any) -> Pipeline[list[Ranked]]:
-        if isinstance(self.embedding, MultiVectorSettings):
-            tokenizers = {role: self.role_tokenizer(role) for role in ("query", "document")}
-            return LateInteractionPipeline(self.model, self._head, self.embedding, tokenizers, **options)
-        head = self._head if self._is_scored_by_layers else None
-        if head is None and not isinstance(self.model, BertBlocksForSequenceClassification):
-            name = type(self.model).__name__
-            raise ValueError(
-                f"rerank needs a model with a sequence-classification head; this model is a {name}. "
-                "`bertblocks finetune rerank` trains one."
-            )
-        labels = self.model.config.num_labels if head is None else head.size
-        if labels != 1:
-            raise ValueError(f"rerank needs a model with one label; this model has {labels}. Use classify on pairs.")
-        activation = make_activation(self.embedding, labels)
-        prompt = self.embedding.find_prompt(None, None)
-        return RerankPipeline(self.model, self._pair_splitter, head, activation, prompt, **options)
+        `too_long` takes the place of the predictor's own.
+        """
+        return self._factory(too_long).make(method, options)
 
-    @property
-    def _is_scored_by_layers(self) -> bool:
-        """Whether modules behind the encoder make the score of a pair, instead of a classifier's head."""
-        return isinstance(self.embedding, CrossEncoderSettings) and bool(self.embedding.layers)
-
-    def _sparse_pipeline(self, role: str | None = None, top_k: int | None = None) -> SparsePipeline:
-        if not isinstance(self.model, LanguageModel):
-            name = type(self.model).__name__
-            raise ValueError(
-                f"encode_sparse needs a model with a masked-lm head; this model is a {name}. "
-                "`bertblocks finetune sparse` trains one."
-            )
-        settings = self.embedding if isinstance(self.embedding, SparseEncoderSettings) else SparseEncoderSettings()
-        head = self.model.sparse_head or settings.make_head()
-        prompt = self.embedding.find_prompt(None, check_role(role))
-        kind = QueryWeightsPipeline if role == "query" and head.query_weights is not None else SparsePipeline
-        return kind(self.model, self._splitter, head, prompt, settings.max_active_dims if top_k is None else top_k)
-
-    def _multi_pipeline(self, role: str | None = None, pool_factor: float | None = None) -> MultiVectorPipeline:
-        role = check_role(role) or "document"
-        settings = cast(MultiVectorSettings, self.embedding)
-        return MultiVectorPipeline(self.model, self._head, settings, {role: self.role_tokenizer(role)}, pool_factor)
+    def forward(self, pipeline: Pipeline[Any], segments: Sequence[Segment]) -> Sequence[Any]:
+        """Runs one batch of a pipeline. It may hold segments of pipelines with an equal `batch_key`."""
+        return self._engine.forward(pipeline, segments)
 
     def role_tokenizer(self, role: str | None = None) -> RoleTokenizer:
         """What turns texts of a role into the tokens that `encode_multi` gives vectors to."""
-        if not isinstance(self.embedding, MultiVectorSettings):
-            raise ValueError(
-                "encode_multi needs a multi-vector model, with one vector per token. `bertblocks finetune multi` "
-                "trains one."
-            )
-        splitter, too_long = self._splitter, self._too_long or "truncate"
-        return RoleTokenizer(
-            splitter.tokenizer,
-            self.embedding,
-            check_role(role) or "document",
-            self.max_length,
-            too_long,
-            splitter.overlap,
+        return self._factory().role_tokenizer(role)
+
+    def _factory(self, too_long: TooLong | None = None) -> PipelineFactory:
+        too_long = too_long or self._too_long
+        return PipelineFactory(
+            self.model, self._head, self.embedding, self._text_tokenizer, self.max_length, too_long, self._overlap
         )
 
     @property
@@ -393,7 +328,12 @@ class Predictor:
 
     @property
     def threads(self) -> int:
+        """The threads that the model runs on."""
         return self._engine.threads
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        self._engine.threads = threads
 
     @property
     def token_budget(self) -> int:
@@ -415,15 +355,6 @@ class Predictor:
             f"Predictor({type(self.model).__name__}, {self.model.device.type}, {self.precision}, "
             f"threads={self.threads}, token_budget={self.token_budget}, max_length={self.max_length})"
         )
-
-
-#: By method: the model class it needs, the name of the head, and the pipeline.
-_HEADS: dict[str, tuple[type[BertBlocksPreTrainedModel], str, type[Pipeline[Any]]]] = {
-    "fill_mask": (LanguageModel, "masked-lm", FillMaskPipeline),
-    "classify": (BertBlocksForSequenceClassification, "sequence-classification", ClassificationPipeline),
-    "tag": (BertBlocksForTokenClassification, "token-classification", TaggingPipeline),
-    "answer": (BertBlocksForQuestionAnswering, "question-answering", QuestionAnsweringPipeline),
-}
 
 
 def _load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -34,6 +34,10 @@ class SparsePipeline(Pipeline[SparseVector]):
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k is {top_k}; it must be at least 1.")
         self.head, self.prompt, self.top_k = head, prompt, top_k
+
+    @property
+    def batch_key(self) -> Hashable:
+        return type(self), self.top_k
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         texts = [self.prompt + check_text(item, f"Text {index}") for index, item in enumerate(items, start=first)]
