@@ -27,6 +27,7 @@ ROOMS = [
     "inference",
     "tasks",
     "search",
+    "serve",
     "training",
     "evaluation",
     "flax",
