@@ -51,23 +51,23 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def open(self, path: Path, width: int = 1400, mode: str = "light", height: int = 900) -> list[str]:
-        """Opens a page and returns its problems: errors, requests, and parts that are wider than the window."""
+    def open(self, page: Path | str, width: int = 1400, mode: str = "light", height: int = 900) -> list[str]:
+        """Opens a file or an address, and returns its problems: errors, requests to others, and too wide parts."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": mode}])
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=_address(page))
         end = time.monotonic() + 30
         while self.evaluate("document.documentElement?.dataset.drawn ?? document.readyState") != "true":
-            assert time.monotonic() < end, f"{path} was not drawn: {self.problems(path)}"
+            assert time.monotonic() < end, f"{page} was not drawn: {self.problems(page)}"
             time.sleep(0.05)
         self.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
         time.sleep(0.3)
-        return self.problems(path)
+        return self.problems(page)
 
-    def problems(self, path: Path) -> list[str]:
+    def problems(self, page: Path | str) -> list[str]:
         found = []
         for event in self.events:
             values = event.get("params", {})
@@ -79,7 +79,8 @@ class Browser:
                 found.append(json.dumps(values["entry"])[:500])
             elif event["method"] == "Network.requestWillBeSent":
                 url = values["request"]["url"]
-                if not url.startswith("data:") and url.split("#")[0] != path.resolve().as_uri():
+                is_own = url.split("#")[0] == _address(page) or (isinstance(page, str) and url.startswith(page))
+                if not url.startswith("data:") and not is_own:
                     found.append(f"request: {url}")
         overflow = self.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         if overflow > 0:
@@ -91,6 +92,10 @@ class Browser:
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 12000), "scale": 1}
         image = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(image["data"]))
+
+
+def _address(page: Path | str) -> str:
+    return page if isinstance(page, str) else page.resolve().as_uri()
 
 
 @contextlib.contextmanager
