@@ -1,4 +1,4 @@
-"""The page at `/`, on which every loaded model can be tried by hand: three files that load nothing from elsewhere."""
+"""The page at `/`, on which every loaded model can be tried by hand: files that load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/results.js": ("results.js", "text/javascript"),
 }
 
 
