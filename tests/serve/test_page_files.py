@@ -21,7 +21,7 @@ def address() -> Iterator[str]:
 
 def test_files_are_small_guarded_and_asked_for_once(address: str) -> None:
     total = 0
-    for path, (_, kind) in FILES.items():
+    for path, (kind, _) in FILES.items():
         with urllib.request.urlopen(address + path[1:]) as answer:
             total += len(answer.read())
             assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"

@@ -1,4 +1,4 @@
-"""The page at `/`, on which every loaded model can be tried by hand: files that load nothing from elsewhere."""
+"""The page at `/`, on which every loaded model can be tried by hand. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: By path: the file and its type.
+#: By path: the type and the files, one after another.
 FILES = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/results.js": ("results.js", "text/javascript"),
+    "/": ("text/html", ("index.html",)),
+    "/page.css": ("text/css", ("page.css",)),
+    "/page.js": ("text/javascript", ("results.js", "page.js")),
 }
 
 
 def page_routes() -> list[Route]:
     """The routes of the page. A browser keeps the files and asks each time whether they changed."""
-    return [_file_route(path, name, kind) for path, (name, kind) in FILES.items()]
+    return [_make_route(path, kind, names) for path, (kind, names) in FILES.items()]
 
 
-def _file_route(path: str, name: str, kind: str) -> Route:
-    body = resources.files(__package__).joinpath("page", name).read_bytes()
+def _make_route(path: str, kind: str, names: tuple[str, ...]) -> Route:
+    folder = resources.files(__package__).joinpath("page")
+    body = b"".join(folder.joinpath(name).read_bytes() for name in names)
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {
         "ETag": tag,

@@ -1,8 +1,4 @@
-// Tries every loaded model by hand: one panel per task, the API key, and live numbers.
-
-import * as results from "./results.js";
-
-const { brief, count, heading, lines, make, table, whole } = results;
+// The second part of the page's script: a panel per task, the API key, and live numbers.
 
 const POLL_MS = 2000;
 const HISTORY = 60; // points of a sparkline
@@ -80,7 +76,7 @@ const PANELS = {
     requests: ({ texts, prompt }, { embed }) => ({
       embed: { path: "v1/embed", body: { model: embed, inputs: lines(texts), ...(prompt && { prompt_name: prompt }) } },
     }),
-    show: results.showSimilarities,
+    show: showSimilarities,
   },
   search: {
     models: { embed: "Embedding model", rerank: "Reranker" },
@@ -93,40 +89,40 @@ const PANELS = {
       if (rerank) requests.rerank = { path: "v1/rerank", body: { model: rerank, query, documents } };
       return requests;
     },
-    show: results.showRanking,
+    show: showRanking,
   },
   classify: {
     models: { classify: "Model" },
     requests: ({ text, second }, { classify }) => ({
       classify: { path: "v1/classify", body: { model: classify, inputs: [second.trim() ? [text, second] : text] } },
     }),
-    show: results.showClasses,
+    show: showClasses,
   },
   tag: {
     models: { tag: "Model" },
     requests: ({ text }, { tag }) => ({ tag: { path: "v1/tag", body: { model: tag, inputs: [text] } } }),
-    show: results.showTags,
+    show: showTags,
   },
   answer: {
     models: { answer: "Model" },
     requests: ({ question, context }, { answer }) => ({
       answer: { path: "v1/answer", body: { model: answer, inputs: [{ question, context }] } },
     }),
-    show: results.showAnswer,
+    show: showAnswer,
   },
   "fill-mask": {
     models: { "fill-mask": "Model" },
     requests: ({ text }, { "fill-mask": model }) => ({
       fill: { path: "v1/fill-mask", body: { model, inputs: [text] } },
     }),
-    show: results.showFillings,
+    show: showFillings,
   },
   sparse: {
     models: { sparse: "Model" },
     requests: ({ text, role }, { sparse }) => ({
       sparse: { path: "v1/sparse", body: { model: sparse, inputs: [text], role } },
     }),
-    show: results.showSparse,
+    show: showSparse,
   },
   multi: {
     models: { multi: "Model" },
@@ -134,14 +130,14 @@ const PANELS = {
       query: { path: "v1/multi", body: { model: multi, inputs: [query], role: "query" } },
       document: { path: "v1/multi", body: { model: multi, inputs: [text], role: "document" } },
     }),
-    show: results.showMaxSim,
+    show: showMaxSim,
   },
   tokenize: {
     models: { tokenize: "Model" },
     requests: ({ text }, { tokenize }) => ({
       tokenize: { path: "v1/tokenize", body: { model: tokenize, inputs: [text] } },
     }),
-    show: results.showTokens,
+    show: showTokens,
   },
 };
 
@@ -347,9 +343,8 @@ async function start() {
   try {
     const { body } = await ask("info");
     if (!body.models?.length) throw new ServerError("The server does not list its models.", 200);
-    const models = body.models.map((model) => ({ ...model, tasks: model.tasks ?? [] }));
+    const models = body.models.map((model) => ({ ...model, name: model.name ?? model.id, tasks: model.tasks ?? [] }));
     find("problem").hidden = true;
-    find("docs").hidden = body.docs === false;
     showModels(models);
     showPanels(models);
     poll();

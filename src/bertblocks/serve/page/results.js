@@ -1,17 +1,17 @@
-// How answers look: tables, bars, heat maps and marked texts, and one function per task.
-// Texts of users and of the server are only ever inserted as text.
+// The first part of the page's script. How answers look: tables, bars, heat maps and marked texts, and a function per
+// task. Texts of users and of the server are only ever inserted as text.
 
 /** How much of a long answer is shown. */
 const MOST = { sentences: 40, pairs: 8, rows: 200, bars: 30, tokens: 2000, queryTokens: 64, documentTokens: 160 };
 
-export const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
-export const brief = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
-export const whole = new Intl.NumberFormat("en");
-export const count = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
+const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+const brief = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
+const whole = new Intl.NumberFormat("en");
+const count = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
 const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
 
 /** An element with attributes and children; strings become text. */
-export function make(tag, attributes = {}, ...children) {
+function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) element.setAttribute(name, "");
@@ -28,7 +28,7 @@ function region(name, ...children) {
 }
 
 /** A table whose columns are [title, kind]; the kind is "text", "word" or "number". */
-export function table(name, columns, rows) {
+function table(name, columns, rows) {
   const row = (tag, cells) => make("tr", {}, ...cells.map((cell, index) =>
     make(tag, { class: columns[index][1], dir: tag === "td" && "auto", scope: tag === "th" && "col" }, String(cell))));
   const head = make("thead", {}, row("th", columns.map(([title]) => title)));
@@ -85,7 +85,7 @@ function markSpans(text, spans) {
 }
 
 const note = (text) => make("p", { class: "hint" }, text);
-export const heading = (text, small) => make("h3", {}, text, ...(small ? [" ", make("small", {}, small)] : []));
+const heading = (text, small) => make("h3", {}, text, ...(small ? [" ", make("small", {}, small)] : []));
 
 function cosine(a, b) {
   let product = 0, first = 0, second = 0;
@@ -99,7 +99,7 @@ function cosine(a, b) {
 
 // ------------------------------------------------------------------ tasks: each fills `out` and returns a sentence
 
-export function showSimilarities({ embed }, { texts }, out) {
+function showSimilarities({ embed }, { texts }, out) {
   const sentences = lines(texts).map((text, index) => ({ short: index + 1, text }));
   const vectors = embed.results;
   const pairs = [];
@@ -123,7 +123,7 @@ export function showSimilarities({ embed }, { texts }, out) {
   return `${count(sentences.length, "sentence")} in ${count(vectors[0].length, "dimension")}. ${nearest}`;
 }
 
-export function showRanking({ query, documents, rerank }, { texts }, out, chosen) {
+function showRanking({ query, documents, rerank }, { texts }, out, chosen) {
   const all = lines(texts);
   const sorted = (scores) => scores.map((score, index) => ({ score, index })).sort((a, b) => b.score - a.score);
   const column = (title, model, ranking, before) => {
@@ -158,7 +158,7 @@ function move(places) {
   return make("span", { class: `move ${word}`, role: "img", "aria-label": `${word} ${by}` }, `${arrow} ${by}`);
 }
 
-export function showClasses({ classify }, values, out) {
+function showClasses({ classify }, values, out) {
   const { labels = [], scores } = classify.results[0];
   const rows = Object.entries(scores).sort((a, b) => b[1] - a[1]);
   const largest = Math.max(1, ...rows.map(([, score]) => Math.abs(score)));
@@ -169,7 +169,7 @@ export function showClasses({ classify }, values, out) {
   return rows.length === 1 ? `Predicted number: ${fixed(rows[0][1], 3)}.` : "No label reaches the threshold.";
 }
 
-export function showTags({ tag }, { text }, out) {
+function showTags({ tag }, { text }, out) {
   const found = tag.results[0];
   const kinds = [...new Set(found.map(({ label }) => label))];
   out.append(markSpans(text, found.map((span) => ({ ...span, color: kinds.indexOf(span.label) % 7 }))));
@@ -181,7 +181,7 @@ export function showTags({ tag }, { text }, out) {
   return `${count(found.length, "span")} with ${count(kinds.length, "label")}: ${kinds.join(", ")}.`;
 }
 
-export function showAnswer({ answer }, { context }, out) {
+function showAnswer({ answer }, { context }, out) {
   const { text, start, end, best = [], no_answer_score: none } = answer.results[0];
   out.append(markSpans(context, text ? [{ start, end, label: "answer", color: 2 }] : []));
   const columns = [["rank", "word"], ["answer", "text"], ["characters", "number"], ["score", "number"]];
@@ -191,7 +191,7 @@ export function showAnswer({ answer }, { context }, out) {
   return text ? `Answer: ${text}` : "The context does not have an answer.";
 }
 
-export function showFillings({ fill }, values, out) {
+function showFillings({ fill }, values, out) {
   const masks = fill.results[0];
   const columns = masks.map((candidates, index) => {
     const name = masks.length > 1 ? `Mask ${index + 1} of ${masks.length}` : "Candidates";
@@ -201,21 +201,21 @@ export function showFillings({ fill }, values, out) {
   return `Most probable: ${masks.map((candidates) => candidates[0]?.token).join(", ")}.`;
 }
 
-export function showSparse({ sparse }, values, out) {
+function showSparse({ sparse }, values, out) {
   const { indices, values: weights, tokens = indices.map(String) } = sparse.results[0];
   const rows = tokens.map((token, index) => [token, weights[index]]).sort((a, b) => b[1] - a[1]).slice(0, MOST.bars);
   out.append(bars(`The ${rows.length} largest weights`, rows, rows[0]?.[1] ?? 1));
   return `${count(indices.length, "token")} of the vocabulary ${indices.length === 1 ? "has" : "have"} a weight.`;
 }
 
-export function showMaxSim({ query, document: text }, values, out) {
+function showMaxSim({ query, document: text }, values, out) {
   const rows = query.results[0], columns = text.results[0];
   const dot = (a, b) => a.reduce((sum, number, index) => sum + number * b[index], 0);
   const scores = rows.map((row) => columns.map((column) => dot(row, column)));
   const best = scores.map((row) => row.reduce((top, score, index) => (score > row[top] ? index : top), 0));
   const total = scores.reduce((sum, row, index) => sum + (row[best[index]] ?? 0), 0);
-  const names = (answer, most) => answer.results[0].slice(0, most).map((_, index) =>
-    answer.tokens ? { text: answer.tokens[0][index] } : { short: index + 1, text: "" });
+  const names = ({ results: [vectors], tokens }, most) => vectors.slice(0, most).map((_, index) =>
+    tokens?.[0].length === vectors.length ? { text: tokens[0][index] } : { short: index + 1, text: "" });
   const low = Math.min(...scores.map((row) => Math.min(...row))), high = Math.max(...scores.map((row) => Math.max(...row)));
   const kind = (row, column) => best[row] === column && "best";
   out.append(heatMap("Similarity of tokens", names(query, MOST.queryTokens),
@@ -227,10 +227,10 @@ export function showMaxSim({ query, document: text }, values, out) {
   return `MaxSim: ${fixed(total)}, of ${count(rows.length, "token")} in ${count(columns.length, "token")}.`;
 }
 
-export function showTokens({ tokenize }, { text }, out) {
+function showTokens({ tokenize }, { text }, out) {
   const tokens = tokenize.results[0];
   const items = tokens.slice(0, MOST.tokens).map(({ id, token, start, end, special }) => {
-    const title = special ? "special token" : `characters ${start} to ${end}`;
+    const title = special ? "special token" : start != null && `characters ${start} to ${end}`;
     return make("li", { class: special && "special", title }, make("bdi", {}, token), make("small", {}, String(id)));
   });
   out.append(make("ol", { class: "tokens", "aria-label": "Tokens with their ids" }, ...items));
