@@ -207,7 +207,7 @@ class Panel {
       this.out.replaceChildren(shown);
       this.timing.replaceChildren(...answers.map(timingLine));
       this.error.hidden = true;
-      if (this.status.getBoundingClientRect().top > innerHeight - 80) this.status.scrollIntoView();
+      this.reveal();
     } catch (error) {
       if (controller !== this.controller) return;
       controller.abort();
@@ -223,7 +223,14 @@ class Panel {
     const isServers = error instanceof ServerError;
     this.error.textContent = isServers ? error.message : `The page cannot show this answer: ${error.message}.`;
     this.error.hidden = false;
+    this.reveal();
     if (error.status === 401) askForKey(() => this.run());
+  }
+
+  /** Scrolls to a result below the window, as on a phone. */
+  reveal() {
+    const result = this.status.parentElement;
+    if (result.getBoundingClientRect().top > innerHeight - 80) result.scrollIntoView();
   }
 
   async copy(button) {
@@ -299,6 +306,7 @@ function showPrompts(select, models) {
     find("embed-prompt").replaceChildren(make("option", { value: "" }, "the model’s default"), ...options);
     find("prompt-field").hidden = !prompts.length;
   };
+  select.parentElement.after(find("prompt-field"));
   select.addEventListener("change", update);
   update();
 }

@@ -30,7 +30,7 @@ function region(name, ...children) {
 /** A table whose columns are [title, kind]; the kind is "text", "word" or "number". */
 function table(name, columns, rows) {
   const row = (tag, cells) => make("tr", {}, ...cells.map((cell, index) =>
-    make(tag, { class: columns[index][1], dir: tag === "td" && "auto", scope: tag === "th" && "col" }, String(cell))));
+    make(tag, { class: columns[index][1], scope: tag === "th" && "col" }, make("bdi", {}, String(cell)))));
   const head = make("thead", {}, row("th", columns.map(([title]) => title)));
   const body = make("tbody", {}, ...rows.slice(0, MOST.rows).map((cells) => row("td", cells)));
   return region(name, make("table", {}, make("caption", {}, name), head, body));
@@ -71,7 +71,7 @@ function heatMap(name, rows, columns, value, low, high, kind) {
 function markSpans(text, spans) {
   const characters = Array.from(text);
   const slice = (start, end) => characters.slice(start, end).join("");
-  const passage = make("p", { class: "passage", dir: "auto" });
+  const passage = make("p", { class: "passage", dir: "auto", tabindex: 0 });
   let position = 0;
   for (const { start, end, label, color } of [...spans].sort((a, b) => a.start - b.start)) {
     if (start < position || end <= start) continue;
