@@ -185,7 +185,8 @@ class Panel {
   }
 
   get values() {
-    return Object.fromEntries(new FormData(this.form));
+    const fields = [...this.form.elements].filter(({ name }) => name);
+    return Object.fromEntries(fields.map(({ name, value }) => [name, value]));
   }
 
   get requests() {

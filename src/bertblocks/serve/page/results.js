@@ -41,7 +41,7 @@ function bars(name, rows, full, digits = 3) {
   const made = rows.map(([label, value, isChosen]) => {
     const bar = make("span", { class: "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", Math.min(1, Math.abs(value) / full || 0));
-    const head = make("th", { scope: "row", dir: "auto" }, label);
+    const head = make("th", { scope: "row" }, make("bdi", {}, label.trim() ? label : "(blank)"));
     if (isChosen) head.append(" ", make("span", { class: "chosen" }, "predicted"));
     const number = make("td", { class: "number" }, fixed(value, digits));
     return make("tr", {}, head, make("td", { class: "track" }, bar), number);
@@ -198,7 +198,7 @@ function showFillings({ fill }, values, out) {
     return bars(name, candidates.map(({ token, score }) => [token, score]), 1);
   });
   out.append(make("div", { class: "columns" }, ...columns));
-  return `Most probable: ${masks.map((candidates) => candidates[0]?.token).join(", ")}.`;
+  return `Most probable: ${masks.map((candidates) => candidates[0]?.token.trim() || "(blank)").join(", ")}.`;
 }
 
 function showSparse({ sparse }, values, out) {
