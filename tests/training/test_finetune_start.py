@@ -25,9 +25,9 @@ from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError
 from bertblocks.text.tokenizers import load_tokenizer_if_any
 from bertblocks.training.data_sets import DataSets
-from bertblocks.training.finetune import OLD_DEFAULTS
+from bertblocks.training.finetune import OLD_DEFAULTS, _request
 from bertblocks.training.finetune_defaults import choose
-from bertblocks.training.finetune_run import compare_with_start
+from bertblocks.training.finetune_run import Files, compare_with_start
 from bertblocks.training.supervised_task import SupervisedTask
 from tests.training.conftest import COLOURS, NOUNS
 
@@ -227,6 +227,8 @@ def test_the_command_shows_the_start_next_to_the_result(base: Path, files: Path,
     [
         (ClassifySettings(), 300, 10e6, False, (11, 16, 5e-5)),
         (ClassifySettings(), 100, 85e6, False, (20, 16, 5e-5)),
+        (ClassifySettings(), 4_000, 10e6, False, (10, 32, 8e-5)),
+        (ClassifySettings(), 4_000, 85e6, False, (10, 32, 5e-5)),
         (ClassifySettings(), 10_000, 10e6, False, (4, 32, 2.5e-4)),
         (ClassifySettings(epochs=2, batch_size=8, learning_rate=1e-3), 300, 10e6, False, (2, 8, 1e-3)),
         (ClassifySettings(), 5, 10e6, False, (20, 5, 5e-5)),
@@ -247,6 +249,14 @@ def test_the_defaults_of_0_1_0_are_kept_for_its_runs() -> None:
     settings = ClassifySettings(batch_size=32, patience=None)
     found = choose(settings, "full", 300, int(10e6), False, version=None)
     assert (found.epochs, found.batch_size, found.learning_rate, found.patience) == (10, 32, 2.5e-4, None)
+
+
+def test_a_run_keeps_the_defaults_that_it_began_with() -> None:
+    rates = [choose(ClassifySettings(), "full", 4000, int(10e6), version=version).learning_rate for version in (2, 3)]
+    assert rates == [2.5e-4, 8e-5]
+    known = {"defaults": 2}
+    assert _request("classify", Files("model", "train.csv", None), ClassifySettings(), known)["defaults"] == 2
+    assert _request("classify", Files("model", "train.csv", None), ClassifySettings(), {})["defaults"] == 3
 
 
 def test_a_run_of_version_0_1_0_continues_with_its_defaults(base: Path, files: Path, tmp_path: Path) -> None:

@@ -172,11 +172,12 @@ def _packages(task: type[FineTuneTask], settings: FineTuneSettings) -> list[str]
 def _request(task: str, files: Files, settings: FineTuneSettings, known: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run, as its folder records them.
 
-    A `known` request of version 0.1.0 has fewer keys. Its run holds out examples at random and has older defaults, and
-    must go on with them.
+    A run goes on with the defaults that it began with. A `known` request of version 0.1.0 has fewer keys, and its run
+    holds out examples at random.
     """
     sources = {key: None if value is None else record_sources(value) for key, value in vars(files).items()}
-    request = {"task": task, **sources, "held_out": STRATIFIED, "defaults": VERSION, **settings.model_dump()}
+    defaults = known.get("defaults", VERSION)
+    request = {"task": task, **sources, "held_out": STRATIFIED, "defaults": defaults, **settings.model_dump()}
     if known and "defaults" not in known:
         request = {key: value for key, value in request.items() if key in known or key == "held_out"}
         request["held_out"] = known.get("held_out")

@@ -9,7 +9,7 @@ from typing import Any
 from bertblocks.tasks.settings import FineTuneSettings
 
 #: The version of these defaults. A run records it, and goes on with the defaults that it began with.
-VERSION = 2
+VERSION = 3
 #: Learning rates by the number of parameters inside layers, close to published values. Small models need larger ones.
 LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e-5))
 #: For weights that already do almost what the task asks: embeddings of a sentence encoder. The few-shot method, which
@@ -17,6 +17,8 @@ LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e
 GENTLE_RATE, GENTLE_EPOCHS = 2e-5, 3
 #: Below this many examples, batches are smaller and learning rates are at most `FEW_RATE`.
 FEW_EXAMPLES, FEW_RATE = 1000, 5e-5
+#: Below this many examples, learning rates are at most `MEDIUM_RATE`; since version 3.
+MEDIUM_EXAMPLES, MEDIUM_RATE = 5000, 8e-5
 #: Few examples are repeated until training has this many steps, but at most `MAX_EPOCHS` times (Mosbach et al., 2021).
 MIN_STEPS, MAX_EPOCHS = 200, 20
 #: A list of documents is several examples in one, so fewer make a batch and an epoch teaches more.
@@ -74,6 +76,8 @@ def choose(
             rate = min(rate, GENTLE_RATE)
         elif is_small:
             rate = min(rate, FEW_RATE)
+        elif examples < MEDIUM_EXAMPLES and version >= 3:
+            rate = min(rate, MEDIUM_RATE)
         if method == "lists":
             batch_size, epochs = LIST_BATCH, LIST_EPOCHS
         if is_gentle:
