@@ -172,7 +172,7 @@ def test_sigterm_saves_a_checkpoint_and_prints_a_message(recipe: Any, tmp_path: 
     done = run(recipe, "phases.0.duration=100000")
     thread.join()
     assert done.exit_code == 143, done.output
-    assert "Stopped and saved after step" in done.output
+    assert "Stopped and saved; run the same command to resume" in done.output
 
 
 @pytest.mark.parametrize(

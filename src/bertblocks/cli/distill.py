@@ -15,6 +15,7 @@ from bertblocks.cli.options import Events
 from bertblocks.cli.output import make_console, make_table, print_event, print_table
 from bertblocks.cli.settings import parse_settings
 from bertblocks.cli.source import fail
+from bertblocks.cli.training import run_to_end
 
 if TYPE_CHECKING:
     from bertblocks.training.distillation.run import DistillResult
@@ -88,16 +89,10 @@ def distill(
         return
     if teacher is None or not train:
         fail(f"--{'teacher' if teacher is None else 'train'} is missing; distill needs a teacher and texts.")
-    import transformers
-
     from bertblocks.training.distillation.distill import distill as run
-    from bertblocks.training.distributed import PeerFailedError
-    from bertblocks.training.loop import NonFiniteError
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        done = run(
+    done = run_to_end(
+        lambda: run(
             teacher,
             student,
             train=train,
@@ -110,13 +105,7 @@ def distill(
             on_event=print_event if as_json else None,
             **parse_settings(settings or [], SETTINGS[method].takes_text),
         )
-    except PeerFailedError as error:
-        raise typer.Exit(1) from error
-    except (OSError, ValueError, NonFiniteError) as error:
-        fail(error)
-    if done.signal is not None:
-        typer.echo("Stopped and saved; run the same command to resume.", err=True)
-        raise typer.Exit(128 + done.signal)
+    )
     _print(done, as_json)
 
 

@@ -13,6 +13,7 @@ from bertblocks.cli.options import Events
 from bertblocks.cli.output import make_console, make_table, print_event, print_table
 from bertblocks.cli.settings import read_settings
 from bertblocks.cli.source import fail
+from bertblocks.cli.training import run_to_end
 
 if TYPE_CHECKING:
     from bertblocks.training.finetune import FinetuneResult
@@ -95,26 +96,14 @@ def finetune(
         return
     if model is None or not train:
         fail(f"--{'model' if model is None else 'train'} is missing; finetune {task} needs a model and examples.")
-    import transformers
-
-    from bertblocks.training.distributed import PeerFailedError
     from bertblocks.training.finetune import finetune as run
-    from bertblocks.training.loop import NonFiniteError
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        values = read_settings(settings or [], task)
-        options: dict[str, Any] = {"test": test or None, "overwrite": overwrite, "progress": not as_json}
-        options["on_event"] = print_event if as_json else None
-        done = run(task, model, train[0] if len(train) == 1 else train, evaluation or None, output, **options, **values)
-    except PeerFailedError as error:
-        raise typer.Exit(1) from error
-    except (OSError, ValueError, NonFiniteError) as error:
-        fail(error)
-    if done.signal is not None:
-        typer.echo("Stopped and saved; run the same command to resume.", err=True)
-        raise typer.Exit(128 + done.signal)
+    options: dict[str, Any] = {"test": test or None, "overwrite": overwrite, "progress": not as_json}
+    options["on_event"] = print_event if as_json else None
+    files = train[0] if len(train) == 1 else train
+    done = run_to_end(
+        lambda: run(task, model, files, evaluation or None, output, **options, **read_settings(settings or [], task))
+    )
     _print(done, as_json)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from bertblocks.cli.completion import complete_override, complete_recipe
 from bertblocks.cli.options import Events
 from bertblocks.cli.output import make_console, make_table, print_event, print_table
-from bertblocks.cli.source import fail
+from bertblocks.cli.training import run_to_end
 
 if TYPE_CHECKING:
     from bertblocks.training.pretrain import PretrainResult
@@ -38,29 +38,14 @@ def pretrain(
     SIGTERM and Ctrl-C save a checkpoint and exit with code 128 + the signal's number (143 and 130). To use several
     processes: torchrun --nproc-per-node N -m bertblocks pretrain RECIPE.
     """
-    import transformers
-
-    from bertblocks.training.distributed import PeerFailedError
-    from bertblocks.training.loop import NonFiniteError
     from bertblocks.training.pretrain import pretrain as run
     from bertblocks.training.recipe import read_recipe
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     changes = list(overrides or [])
     if recipe is not None and "=" in recipe:
         changes, recipe = [recipe, *changes], None
     console = make_console(stderr=as_json, quiet=as_json)
-    try:
-        result = run(read_recipe(recipe, changes), console, print_event if as_json else None)
-    except PeerFailedError as error:
-        raise typer.Exit(1) from error
-    except (OSError, ValueError, NonFiniteError) as error:
-        fail(error)
-    if result.signal is not None:
-        message = f"Stopped and saved after step {result.outcome.state.step:,}; run the same command to continue."
-        typer.echo(message, err=as_json)
-        raise typer.Exit(128 + result.signal)
+    result = run_to_end(lambda: run(read_recipe(recipe, changes), console, print_event if as_json else None))
     if result.is_main and as_json:
         print_event({"event": "result", "folder": str(result.folder), "metrics": result.metrics})
     elif result.is_main:
