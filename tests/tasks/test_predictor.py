@@ -192,13 +192,17 @@ def test_classify_handles_several_labels_and_regression(tokenizer: Any) -> None:
     numbers = make_bert("BertForSequenceClassification", num_labels=1)
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        chances = several(**batch).logits.sigmoid().tolist()
+        logits = several(**batch).logits
+        chances = logits.sigmoid().tolist()
         values = numbers(**batch).logits[:, 0].tolist()
     for result, row in zip(make_predictor(several, tokenizer).classify(TEXTS, threshold=0.4), chances, strict=True):
         by_label = dict(zip("abc", row, strict=True))
         assert sorted(result.labels) == [label for label, chance in by_label.items() if chance >= 0.4]
         assert result.scores == pytest.approx(by_label, abs=1e-5)
         assert list(result.scores.values()) == sorted(result.scores.values(), reverse=True)
+    for result, row in zip(make_predictor(several, tokenizer).classify(TEXTS, raw_scores=True), logits, strict=True):
+        assert result.scores == pytest.approx(dict(zip("abc", row.tolist(), strict=True)), abs=1e-4)
+        assert sorted(result.labels) == [label for label, logit in zip("abc", row, strict=True) if logit >= 0]
     for result, value in zip(make_predictor(numbers, tokenizer).classify(TEXTS), values, strict=True):
         assert result.is_regression
         assert result.labels == []

@@ -70,11 +70,16 @@ def test_int8_orders_documents_alike(folder: Path) -> None:
 def test_scores_that_the_sigmoid_rounds_to_one_are_ordered_by_their_logits(folder: Path) -> None:
     predictor = Predictor(folder, dtype=torch.float32)
     model: Any = predictor.model
-    plain = [ranked.index for ranked in predictor.rerank(QUERIES[0], DOCUMENTS[0])]
+    first = predictor.rerank(QUERIES[0], DOCUMENTS[0])
+    plain = [ranked.index for ranked in first]
     model.classifier.bias.data += 40.0
     ranking = predictor.rerank(QUERIES[0], DOCUMENTS[0])
     assert {ranked.score for ranked in ranking} == {1.0}
     assert [ranked.index for ranked in ranking] == plain
+    raw = predictor.rerank(QUERIES[0], DOCUMENTS[0], raw_scores=True)
+    assert [ranked.index for ranked in raw] == plain
+    logits = torch.tensor([ranked.score for ranked in raw]) - 40.0
+    assert logits.sigmoid().tolist() == pytest.approx([ranked.score for ranked in first], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,23 @@ def test_huge_lengths_in_the_file_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(re.sub(r": 777\b", f": {2**40}", text))
     expected = TextTokenizer(wrap("wordpiece")).tokenize(["plain words"])
     assert TextTokenizer(load_tokenizer(tmp_path)).tokenize(["plain words"]) == expected
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_listed_tokens_are_those_of_the_tokenizer(kind: str) -> None:
+    tokenizer, text = wrap(kind), "plain été words"
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokens = TextTokenizer(tokenizer).list_tokens([text, ""])
+    tokenizer.backend_tokenizer.no_truncation()
+    for found, own in zip(tokens, (text, ""), strict=True):
+        expected = tokenizer(own, return_offsets_mapping=True, return_special_tokens_mask=True)
+        assert [token.id for token in found] == expected["input_ids"]
+        assert [token.token for token in found] == tokenizer.convert_ids_to_tokens(expected["input_ids"])
+        assert [token.special for token in found] == [bool(mask) for mask in expected["special_tokens_mask"]]
+        spans = [
+            (None, None) if mask else span
+            for span, mask in zip(expected["offset_mapping"], expected["special_tokens_mask"], strict=True)
+        ]
+        assert [(token.start, token.end) for token in found] == spans
+    (bare,) = TextTokenizer(tokenizer).list_tokens([text], special=False)
+    assert [token.id for token in bare] == tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -199,10 +199,15 @@ class Predictor:
         *,
         top_k: int | None = None,
         threshold: float = 0.5,
+        raw_scores: bool = False,
         progress: bool = False,
     ) -> list[Classification]:
-        """Predicts labels with scores for texts or pairs of texts; `threshold` applies to multi-label models."""
-        return list(self.stream("classify", texts, progress=progress, top_k=top_k, threshold=threshold))
+        """Predicts labels with scores for texts or pairs of texts; `threshold` applies to multi-label models.
+
+        Scores are probabilities, or logits with `raw_scores`.
+        """
+        options: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "raw_scores": raw_scores}
+        return list(self.stream("classify", texts, progress=progress, **options))
 
     def tag(
         self, texts: Iterable[str | Sequence[str]] | Path, *, level: Level | None = None, progress: bool = False
@@ -235,7 +240,13 @@ class Predictor:
 
     @overload
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_k: int | None = None, progress: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        raw_scores: bool = False,
+        progress: bool = False,
     ) -> list[Ranked]: ...
 
     @overload
@@ -245,6 +256,7 @@ class Predictor:
         documents: Sequence[Sequence[str]],
         *,
         top_k: int | None = None,
+        raw_scores: bool = False,
         progress: bool = False,
     ) -> list[list[Ranked]]: ...
 
@@ -254,18 +266,20 @@ class Predictor:
         documents: Sequence[str] | Sequence[Sequence[str]],
         *,
         top_k: int | None = None,
+        raw_scores: bool = False,
         progress: bool = False,
     ) -> list[Ranked] | list[list[Ranked]]:
         """Orders the documents of a query, or those of each of several queries, by relevance, the best first.
 
-        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`, or of MaxSim if the model is
-        a multi-vector one. In a stream, an input is a pair of a query and its documents.
+        `top_k` keeps that many. Scores are those of sentence-transformers' `CrossEncoder`, or logits with `raw_scores`,
+        or of MaxSim if the model is a multi-vector one. In a stream, an input is a pair of a query and its documents.
         """
+        options: dict[str, Any] = {"top_k": top_k, "raw_scores": raw_scores}
         if isinstance(query, str):
-            return next(self.stream("rerank", [(query, documents)], progress=progress, top_k=top_k))
+            return next(self.stream("rerank", [(query, documents)], progress=progress, **options))
         if len(query) != len(documents):
             raise ValueError(f"There are {len(query)} queries and {len(documents)} lists of documents; each needs one.")
-        return list(self.stream("rerank", list(zip(query, documents, strict=True)), progress=progress, top_k=top_k))
+        return list(self.stream("rerank", list(zip(query, documents, strict=True)), progress=progress, **options))
 
     # ------------------------------------------------------------------ running
 
@@ -315,6 +329,11 @@ class Predictor:
         return PipelineFactory(
             self.model, self._head, self.embedding, self._text_tokenizer, self.max_length, too_long, self._overlap
         )
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer without padding and truncation."""
+        return self._text_tokenizer
 
     @property
     def prompts(self) -> dict[str, str]:

@@ -21,6 +21,17 @@ class TokenizedText:
 
 
 @dataclass(frozen=True)
+class Token:
+    """A token of a text. Special tokens, and tokens of slow tokenizers, do not have a `start` and an `end`."""
+
+    id: int
+    token: str
+    start: int | None
+    end: int | None
+    special: bool
+
+
+@dataclass(frozen=True)
 class EncodedSequence:
     """The input of a model: one or two texts with special tokens, and the type of every token."""
 
@@ -80,6 +91,27 @@ class TextTokenizer:
         return [
             TokenizedText(encoding.ids, [trim(text, span) for span in encoding.offsets])
             for text, encoding in zip(texts, batch, strict=True)
+        ]
+
+    def list_tokens(self, texts: Sequence[str], special: bool = True) -> list[list[Token]]:
+        """The tokens of each text, with the special ones that the model would read around it, for people to look at."""
+        if self._backend is None:
+            found = []
+            for text in texts:
+                ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+                tokens = self.tokenizer.convert_ids_to_tokens(ids)
+                mask = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
+                rows = zip(ids, tokens, mask, strict=True)
+                found.append([Token(number, token, None, None, bool(at)) for number, token, at in rows])
+            return found
+        return [
+            [
+                Token(number, token, None if at else start, None if at else end, bool(at))
+                for number, token, (start, end), at in zip(
+                    encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
+                )
+            ]
+            for encoding in self._backend.encode_batch(list(texts), add_special_tokens=special)
         ]
 
     def num_special(self, pair: bool = False) -> int:

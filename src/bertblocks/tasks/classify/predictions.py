@@ -29,7 +29,7 @@ class Classification:
 class ClassificationPipeline(Pipeline[Classification]):
     """Classifies by the model's `problem_type`; if it is unset, a single label means regression.
 
-    The logits of a long text are the mean over its windows.
+    The logits of a long text are the mean over its windows. With `raw_scores`, the scores are logits.
     """
 
     def __init__(
@@ -38,10 +38,12 @@ class ClassificationPipeline(Pipeline[Classification]):
         splitter: SequenceSplitter,
         top_k: int | None = None,
         threshold: float = 0.5,
+        raw_scores: bool = False,
     ) -> None:
         super().__init__(model, splitter)
         self.top_k = top_k
         self.threshold = threshold
+        self.raw_scores = raw_scores
         config = model.config
         self.labels = [cast(dict[int, str], config.id2label)[index] for index in range(config.num_labels)]
         default = "regression" if config.num_labels == 1 else "single_label_classification"
@@ -78,8 +80,9 @@ class ClassificationPipeline(Pipeline[Classification]):
         scores = softmax(logits) if is_single else 1 / (1 + np.exp(-logits))
         ranked = np.argsort(-scores, kind="stable")[: self.top_k].tolist()
         chosen = ranked[:1] if is_single else [index for index in ranked if scores[index] >= self.threshold]
+        shown = logits if self.raw_scores else scores
         return Classification(
-            [self.labels[index] for index in chosen], {self.labels[index]: float(scores[index]) for index in ranked}
+            [self.labels[index] for index in chosen], {self.labels[index]: float(shown[index]) for index in ranked}
         )
 
 

@@ -72,9 +72,9 @@ class MultiVectorPipeline(TokenPipeline[np.ndarray]):
 
 
 class LateInteractionPipeline(TokenPipeline[list[Ranked]]):
-    """Scores the documents of a query by MaxSim, and puts the best first."""
+    """Scores the documents of a query by MaxSim, and puts the best first. The scores are raw in any case."""
 
-    def __init__(self, *parts: Any, top_k: int | None = None) -> None:
+    def __init__(self, *parts: Any, top_k: int | None = None, raw_scores: bool = False) -> None:
         super().__init__(*parts)
         self.top_k = check_top_k(top_k)
 

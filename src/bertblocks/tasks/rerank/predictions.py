@@ -32,7 +32,7 @@ class RerankPipeline(Pipeline[list[Ranked]]):
 
     The score of a document that is split into windows is that of its best window. `head` makes logits from token
     vectors; without it they are a classifier's. Documents with the same score are ordered by their logits, because an
-    activation such as the sigmoid rounds large ones to 1.
+    activation such as the sigmoid rounds large ones to 1. With `raw_scores`, logits are the scores.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class RerankPipeline(Pipeline[list[Ranked]]):
         activation: nn.Module,
         prompt: str = "",
         top_k: int | None = None,
+        raw_scores: bool = False,
     ) -> None:
         super().__init__(model, splitter)
         self.head = head
         self.activation = activation
         self.prompt = prompt
         self.top_k = check_top_k(top_k)
+        self.raw_scores = raw_scores
 
     def preprocess(self, items: Sequence[Any], first: int) -> list[Request]:
         checked = [check_item(item, index) for index, item in enumerate(items, start=first)]
@@ -79,6 +81,8 @@ class RerankPipeline(Pipeline[list[Ranked]]):
         self.warn_if_not_finite(outputs, request)
         scores, logits = np.maximum.reduceat(outputs, starts).T
         order = np.lexsort((-logits, -scores))[: self.top_k].tolist()
+        if self.raw_scores:
+            scores = logits
         return [Ranked(index, float(scores[index]), documents[index]) for index in order]
 
 
