@@ -36,6 +36,7 @@ from bertblocks.cli.rerank import rerank
 from bertblocks.cli.runs import runs
 from bertblocks.cli.schema import schema
 from bertblocks.cli.search import search
+from bertblocks.cli.serve import serve
 from bertblocks.cli.sparse import sparse
 from bertblocks.cli.tag import tag
 
@@ -52,7 +53,7 @@ app.command(cls=FinetuneCommand)(finetune)
 app.command(cls=DistillCommand)(distill)
 for command in (evaluate, runs, report):
     app.command()(command)
-for command in (index, search, mine):
+for command in (index, search, mine, serve):
     app.command()(command)
 for command in (pretrain, plan, schema, convert, quantize, merge, families, presets, describe, compare):
     app.command()(command)

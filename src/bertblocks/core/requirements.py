@@ -19,6 +19,14 @@ EXTRAS = {
     "vl_convert": ("vl-convert-python", "training"),
     "trackio": ("trackio", "trackers"),
     "wandb": ("wandb", "trackers"),
+    "httptools": ("httptools", "serve"),
+    "orjson": ("orjson", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
+    "starlette": ("starlette", "serve"),
+    "uvicorn": ("uvicorn", "serve"),
+    "uvloop": ("uvloop", "serve"),
+    "opentelemetry.sdk": ("opentelemetry-sdk", "otel"),
+    "opentelemetry.exporter.otlp.proto.http": ("opentelemetry-exporter-otlp-proto-http", "otel"),
 }
 
 
@@ -44,5 +52,7 @@ def require_packages(packages: Iterable[str], purpose: str) -> None:
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that holds it
+        return False
     except ValueError:  # the module is loaded, but does not have a spec
         return True

@@ -1,0 +1,58 @@
+"""Loads the models that a command line names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertblocks.core.log import logger
+from bertblocks.serve.app import make_app
+from bertblocks.serve.front import Service
+from bertblocks.serve.metrics import Metrics
+from bertblocks.serve.models import ModelSet, ServedModel
+from bertblocks.serve.runner import ThreadRunner
+from bertblocks.serve.scheduler import Scheduler
+from bertblocks.serve.settings import ServeSettings
+from bertblocks.tasks.predictor import Predictor
+
+
+def load_models(sources: Sequence[str], options: Mapping[str, Any]) -> ModelSet:
+    """Loads checkpoints, each given as PATH or NAME=PATH, with options of `Predictor`."""
+    named = [parse_source(source) for source in sources]
+    models = []
+    for name, path in named:
+        began = time.perf_counter()
+        models.append(ServedModel(name, Predictor(path, **options)))
+        logger.info(f"loaded {name} in {time.perf_counter() - began:.1f} s")
+    return ModelSet(models)
+
+
+def parse_source(source: str) -> tuple[str, str]:
+    """The name and the path of a model. A model without a name has that of its folder.
+
+    Example:
+        >>> parse_source("models/minilm/"), parse_source("small=models/minilm")
+        (('minilm', 'models/minilm/'), ('small', 'models/minilm'))
+    """
+    name, equals, path = source.partition("=")
+    if not equals or Path(source).exists():
+        return Path(source).resolve().name, source
+    if not name or not path:
+        raise ValueError(f"{source!r} is not a model; write PATH or NAME=PATH.")
+    return name, path
+
+
+def make_service(models: ModelSet, settings: ServeSettings, metrics: Metrics) -> Service:
+    """The routes of models, and what runs them."""
+    scheduler = Scheduler(
+        models,
+        lambda queue: [ThreadRunner(models, queue)],
+        queue_tokens=settings.queue_tokens,
+        timeout=settings.timeout,
+        batch_tokens=settings.batch_tokens,
+        max_text_tokens=settings.max_text_tokens,
+        observer=metrics,
+    )
+    return Service(make_app(models, scheduler, settings), scheduler)
