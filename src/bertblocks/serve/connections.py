@@ -1,4 +1,4 @@
-"""uvicorn's connections, with the limits that it lacks: headers, idle and stuck clients, and a drain that loses nobody."""
+"""Connections of uvicorn, with the limits that it lacks and a drain that loses nobody."""
 
 from __future__ import annotations
 
