@@ -1,4 +1,4 @@
-"""A server whose service is a few lines, in a process of its own: it starts without torch, in a fraction of a second."""
+"""A server whose service is a few lines, in a process of its own: it starts without torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ def main(settings: dict[str, Any], load_seconds: float = 0.0, failure: str | Non
         sys.exit(str(error))
 
 
+@dataclass(frozen=True)
+class Response:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
 class Running:
     """A server process, once it has printed its URL."""
 
@@ -85,13 +93,14 @@ class Running:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] = {}) -> http.client.HTTPResponse:
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
+        """Asks over a connection of its own; keywords are headers, with _ for -."""
         connection = self.connect()
-        connection.request(method, path, body, headers)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
-        response.read_all = response.read()  # type: ignore[attr-defined]
+        found = Response(response.status, dict(response.headers), response.read())
         connection.close()
-        return response
+        return found
 
     def memory(self, field: str = "VmHWM") -> int:
         """Bytes of resident memory, by default at its peak."""
