@@ -58,17 +58,19 @@ def main(settings: dict[str, Any], load_seconds: float = 0.0, failure: str | Non
     from bertblocks.serve.run import run_server
     from bertblocks.serve.settings import ServeSettings
 
-    def load(metrics: Metrics) -> Service:
+    def load() -> None:
         time.sleep(load_seconds)
         if failure is not None:
             raise ValueError(failure)
+
+    def make_service(loaded: None, metrics: Metrics) -> Service:
         return Service(app, FakeScheduler())
 
     if "uds" in settings:
         settings["uds"] = Path(settings["uds"])
     print("starting", flush=True)
     try:
-        run_server(ServeSettings(port=0, **settings), load, lambda url: print(url, flush=True))
+        run_server(ServeSettings(port=0, **settings), load, make_service, lambda _, url: print(url, flush=True))
     except (OSError, ValueError) as error:
         sys.exit(str(error))
 

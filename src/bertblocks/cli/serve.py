@@ -109,16 +109,19 @@ def serve(
         )
         if settings.is_exposed:
             echo(f"bertblocks: note: {host} can be reached from other machines without a key; see --api-key.", err=True)
-        loaded: list[ModelSet] = []
 
-        def load(metrics: Metrics) -> Service:
-            from bertblocks.serve.loading import load_models, make_service
+        def load() -> ModelSet:
+            from bertblocks.serve.loading import load_models
 
             options = predictor_options(device, dtype, int8, threads)
-            loaded.append(load_models(models, {**options, "too_long": too_long}))
-            return make_service(loaded[0], settings, metrics)
+            return load_models(models, settings, {**options, "too_long": too_long})
 
-        run_server(settings, load, lambda url: _print_models(loaded[0], url))
+        def start(loaded: ModelSet, metrics: Metrics) -> Service:
+            from bertblocks.serve.loading import make_service
+
+            return make_service(loaded, settings, metrics, threads)
+
+        run_server(settings, load, start, _print_models)
     except (OSError, ValueError) as error:
         fail(error)
 

@@ -21,7 +21,7 @@ VARIABLE = "BERTBLOCKS_API_KEY"
 PROBES = frozenset({"/live", "/ready", "/health"})
 METRICS = frozenset({"/metrics", "/stats"})
 #: What a browser opens by itself, without a header: the page, its files, and the description of the routes.
-PAGES = frozenset({"/", "/page.css", "/page.js", "/docs", "/openapi.json"})
+PAGES = frozenset({"/", "/page.css", "/page.js", "/docs", "/docs.css", "/openapi.json"})
 
 
 class BearerKeys:

@@ -62,7 +62,7 @@ class _Route:
     """A route of this file; the record of a request takes its path."""
 
     path: str
-    answer: Callable[[Send], Awaitable[None]]
+    answer: Callable[[Scope, Send], Awaitable[None]]
 
 
 class Front:
@@ -73,7 +73,7 @@ class Front:
         self._service: Service | None = None
         self._is_draining = False
         routes = [
-            _Route("/live", self._live),
+            _Route("/live", self._answer_live),
             _Route("/ready", self._answer_ready),
             _Route("/health", self._answer_ready),
             _Route("/metrics", self._answer_metrics),
@@ -90,12 +90,13 @@ class Front:
         self._is_draining = True
 
     @property
-    def status(self) -> str:
+    def _problem(self) -> str | None:
+        """Why the server is not ready, or None if it is."""
         if self._is_draining:
-            return "draining"
+            return "The server is shutting down."
         if self._service is None:
-            return "loading"
-        return "ready" if self._service.scheduler.is_ready else "unavailable"
+            return "The models are being loaded."
+        return None if self._service.scheduler.is_ready else "The models are not ready."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,25 +104,28 @@ class Front:
         route = self._routes.get(scope["path"])
         if route is not None and scope["method"] in ("GET", "HEAD"):
             scope["route"] = route
-            await route.answer(send)
+            await route.answer(scope, send)
         elif self._service is None:
             await answer_error(scope, send, 503, "The models are being loaded.", {"retry-after": "1"})
         else:
             with self._metrics.in_progress():
                 await self._service.app(scope, receive, send)
 
-    async def _live(self, send: Send) -> None:
-        await answer_json(send, 200, {"status": "alive"})
+    async def _answer_live(self, scope: Scope, send: Send) -> None:
+        await answer_json(send, 200, {"status": "ok"})
 
-    async def _answer_ready(self, send: Send) -> None:
-        status = self.status
-        await answer_json(send, 200 if status == "ready" else 503, {"status": status})
+    async def _answer_ready(self, scope: Scope, send: Send) -> None:
+        problem = self._problem
+        if problem is None:
+            await answer_json(send, 200, {"status": "ok"})
+        else:
+            await answer_error(scope, send, 503, problem, {"retry-after": "1"})
 
-    async def _answer_metrics(self, send: Send) -> None:
-        self._metrics.set_ready(self.status == "ready")
+    async def _answer_metrics(self, scope: Scope, send: Send) -> None:
+        self._metrics.set_ready(self._problem is None)
         await answer(send, 200, self._metrics.to_prometheus(), {"content-type": PROMETHEUS})
 
-    async def _answer_stats(self, send: Send) -> None:
+    async def _answer_stats(self, scope: Scope, send: Send) -> None:
         await answer_json(send, 200, self._metrics.to_stats(), {"cache-control": "no-store"})
 
 

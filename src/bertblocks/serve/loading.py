@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertblocks.core.log import logger
 from bertblocks.serve.app import make_app
+from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.front import Service
 from bertblocks.serve.metrics import Metrics
 from bertblocks.serve.models import ModelSet, ServedModel
+from bertblocks.serve.processes import ProcessRunner, WorkerFactory, can_fork
 from bertblocks.serve.runner import ThreadRunner
 from bertblocks.serve.scheduler import Scheduler
 from bertblocks.serve.settings import ServeSettings
 from bertblocks.tasks.predictor import Predictor
 
 
-def load_models(sources: Sequence[str], options: Mapping[str, Any]) -> ModelSet:
+def load_models(sources: Sequence[str], settings: ServeSettings, options: Mapping[str, Any]) -> ModelSet:
     """Loads checkpoints, each given as PATH or NAME=PATH, with options of `Predictor`."""
-    named = [parse_source(source) for source in sources]
+    if settings.workers:
+        if not can_fork():
+            raise ValueError(f"workers is {settings.workers}; worker processes require Linux, use 0 here.")
+        torch.set_num_threads(1)
+        options = {**options, "threads": 1}
     models = []
-    for name, path in named:
+    for name, path in [parse_source(source) for source in sources]:
         began = time.perf_counter()
         models.append(ServedModel(name, Predictor(path, **options)))
         logger.info(f"loaded {name} in {time.perf_counter() - began:.1f} s")
@@ -44,11 +54,19 @@ def parse_source(source: str) -> tuple[str, str]:
     return name, path
 
 
-def make_service(models: ModelSet, settings: ServeSettings, metrics: Metrics) -> Service:
-    """The routes of models, and what runs them."""
+def make_service(models: ModelSet, settings: ServeSettings, metrics: Metrics, threads: int | None) -> Service:
+    """The routes of models, and what runs them: a thread, or processes of some threads each."""
+    if settings.workers:
+        factory = WorkerFactory(models, threads or max(1, (os.cpu_count() or 1) // settings.workers))
+
+    def make_runners(queue: BatchQueue) -> list[threading.Thread]:
+        if settings.workers:
+            return [ProcessRunner(models, queue, factory) for _ in range(settings.workers)]
+        return [ThreadRunner(models, queue)]
+
     scheduler = Scheduler(
         models,
-        lambda queue: [ThreadRunner(models, queue)],
+        make_runners,
         queue_tokens=settings.queue_tokens,
         timeout=settings.timeout,
         batch_tokens=settings.batch_tokens,

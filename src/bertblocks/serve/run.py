@@ -12,10 +12,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -24,8 +24,11 @@ from bertblocks.serve.front import Front, Service, wrap
 from bertblocks.serve.listening import BACKLOG, allow_connections, listen
 from bertblocks.serve.logs import make_access_log, set_up_logs
 from bertblocks.serve.metrics import Metrics
+from bertblocks.serve.requests import RequestRecord
 from bertblocks.serve.settings import ServeSettings
 from bertblocks.serve.traces import make_tracer
+
+Loaded = TypeVar("Loaded")
 
 logger = logging.getLogger("bertblocks.serve")
 #: Seconds until an idle connection is closed; longer than proxies keep theirs, so that they close them first.
@@ -35,12 +38,16 @@ LAST_ANSWERS = 0.1
 
 
 def run_server(
-    settings: ServeSettings, load: Callable[[Metrics], Service], on_ready: Callable[[str], None] = lambda url: None
+    settings: ServeSettings,
+    load: Callable[[], Loaded],
+    make_service: Callable[[Loaded, Metrics], Service],
+    on_ready: Callable[[Loaded, str], None],
 ) -> None:
-    """Listens at once, loads and warms the models in a thread, then serves until SIGTERM or SIGINT.
+    """Listens at once, loads models in a thread and warms them, then serves until SIGTERM or SIGINT.
 
-    `on_ready` is called with the server's URL. After the signal no connection is accepted, and every request that was
-    accepted is answered within `settings.drain` seconds; a second signal ends the process at once.
+    `make_service` runs when that thread has ended, so it may fork. `on_ready` gets the server's URL. After the signal
+    no connection is accepted, and every request that was accepted is answered within `settings.drain` seconds; a second
+    signal ends the process at once.
     """
     set_up_logs(settings.log_format)
     tracer = make_tracer(settings.otlp_endpoint)
@@ -53,7 +60,15 @@ def run_server(
         sinks = [metrics.record, make_access_log(settings.log_format)]
         if tracer is not None:
             sinks.append(tracer.record)
-        server = _Server(settings, Front(metrics), sinks, functools.partial(load, metrics), on_ready)
+
+        async def start() -> Service:
+            loaded = await _run_in_thread(load)
+            service = make_service(loaded, metrics)
+            await service.scheduler.start()
+            on_ready(loaded, settings.url)
+            return service
+
+        server = _Server(settings, Front(metrics), sinks, start)
         server.run(sockets=[listener])
         if server.failure is not None:
             raise server.failure
@@ -72,9 +87,8 @@ class _Server(uvicorn.Server):
         self,
         settings: ServeSettings,
         front: Front,
-        sinks: list[Any],
-        load: Callable[[], Service],
-        on_ready: Callable[[str], None],
+        sinks: list[Callable[[RequestRecord], None]],
+        start: Callable[[], Awaitable[Service]],
     ) -> None:
         self.limits = ConnectionLimits(settings.client_timeout, settings.max_connections)
         protocol: Any = functools.partial(LimitedProtocol, limits=self.limits)
@@ -95,40 +109,17 @@ class _Server(uvicorn.Server):
         self.settings = settings
         self.front = front
         self.failure: Exception | None = None
-        self._load = load
-        self._on_ready = on_ready
+        self._start = start
         self._service: Service | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        loop = asyncio.get_running_loop()
-        self._loading = loop.create_task(self._start_service())
+        self._starting = asyncio.get_running_loop().create_task(self._start_service())
 
     async def _start_service(self) -> None:
-        """Loads in a thread that does not keep the process from ending."""
-        loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[Service] = loop.create_future()
-
-        def settle(service: Service | None, error: Exception | None) -> None:
-            if service is not None:
-                loaded.set_result(service)
-            elif error is not None:
-                loaded.set_exception(error)
-
-        def load() -> None:
-            service, error = None, None
-            try:
-                service = self._load()
-            except Exception as found:
-                error = found
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
-                loop.call_soon_threadsafe(settle, service, error)
-
         began = time.monotonic()
-        threading.Thread(target=load, name="load", daemon=True).start()
         try:
-            service = await loaded
-            await service.scheduler.start()
+            service = await self._start()
         except Exception as error:
             self.failure, self.should_exit = error, True
             return
@@ -136,7 +127,6 @@ class _Server(uvicorn.Server):
         gc.freeze()  # collections need not visit the models and libraries again
         self._service = service
         self.front.open(service)
-        self._on_ready(self.settings.url)
         logger.info("ready after %.1f s", time.monotonic() - began)
 
     @contextlib.contextmanager
@@ -166,7 +156,7 @@ class _Server(uvicorn.Server):
         if self.server_state.tasks:
             logger.info("finishing %d requests", len(self.server_state.tasks))
         await self._wait_for_connections(deadline - LAST_ANSWERS * self.settings.drain)
-        self._loading.cancel()
+        self._starting.cancel()
         if self._service is not None:
             await self._service.scheduler.drain(max(0.0, deadline - time.monotonic()))
         await self._wait_for_connections(deadline)
@@ -206,3 +196,32 @@ class _Server(uvicorn.Server):
             if not self.server_state.connections and not self.server_state.tasks and all(t.done() for t in self._late):
                 return
             await asyncio.sleep(0.01)
+
+
+async def _run_in_thread(function: Callable[[], Loaded]) -> Loaded:
+    """The result of a function that runs in a thread of its own, which does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Loaded] = loop.create_future()
+
+    def settle(value: Any, error: Exception | None) -> None:
+        if result.cancelled():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = function()
+        except Exception as found:
+            error = found
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(settle, value, error)
+
+    thread = threading.Thread(target=run, name="bertblocks-load", daemon=True)
+    thread.start()
+    value = await result
+    thread.join()
+    return value
