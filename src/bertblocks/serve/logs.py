@@ -14,7 +14,7 @@ from bertblocks.serve.requests import REQUEST_ID, RequestRecord
 from bertblocks.serve.settings import LogFormat
 
 access = logging.getLogger("bertblocks.access")
-#: Routes that probes and scrapers call every few seconds; their successes are not worth a line.
+#: Routes that probes and scrapers call every few seconds; they are not worth a line.
 SILENT = frozenset({"/live", "/ready", "/health", "/metrics", "/stats"})
 
 
@@ -74,18 +74,14 @@ def make_access_log(log_format: LogFormat) -> Callable[[RequestRecord], None]:
     """Returns the function that writes the line of a request; it never sees a text."""
 
     def write_json(record: RequestRecord) -> None:
-        if not _is_silent(record):
+        if record.route not in SILENT:
             access.info("", extra={"fields": to_fields(record)})
 
     def write_text(record: RequestRecord) -> None:
-        if not _is_silent(record):
+        if record.route not in SILENT:
             access.info(to_text(record))
 
     return write_json if log_format == "json" else write_text
-
-
-def _is_silent(record: RequestRecord) -> bool:
-    return record.route in SILENT and record.status == 200
 
 
 def to_fields(record: RequestRecord) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def run_server(
     no connection is accepted, and every request that was accepted is answered within `settings.drain` seconds; a second
     signal ends the process at once.
     """
-    set_up_logs(settings.log_format)
     tracer = make_tracer(settings.otlp_endpoint)
     listener = listen(settings)
+    set_up_logs(settings.log_format)
     try:
         if settings.uds is None:
             settings = replace(settings, port=listener.getsockname()[1])
@@ -187,6 +187,8 @@ class _Server(uvicorn.Server):
                     connection, _ = copy.accept()
                     connection.setblocking(False)
                     self._late.append(loop.create_task(loop.connect_accepted_socket(factory, connection)))
+            with contextlib.suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)  # for workers too, which inherited the socket
             copy.close()
         for each in sockets:
             each.close()
