@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ VARIABLE = "BERTBLOCKS_API_KEY"
 #: Probes and their callers have no key.
 PROBES = frozenset({"/live", "/ready", "/health"})
 METRICS = frozenset({"/metrics", "/stats"})
-#: What a browser opens by itself, without a header: the page, its files, and the description of the routes.
-PAGES = frozenset({"/", "/page.css", "/page.js", "/docs", "/docs.css", "/openapi.json"})
+#: What a browser opens by itself, without a header: the page, the description of the routes, and files of both.
+PAGES = re.compile(r"/|/docs|/openapi\.json|/[a-z]+\.(css|js)")
 
 
 class BearerKeys:
@@ -41,7 +42,7 @@ class BearerKeys:
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
-        return path in self._open or (path in PAGES and scope["method"] in ("GET", "HEAD"))
+        return path in self._open or (scope["method"] in ("GET", "HEAD") and PAGES.fullmatch(path) is not None)
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
