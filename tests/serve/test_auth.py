@@ -51,13 +51,23 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         assert lengths == [(32, 32)] * 2
 
 
-@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/metrics", "/stats", "/", "/docs", "/docs.css", "/page.js"])
+@pytest.mark.parametrize(
+    "path", ["/live", "/ready", "/health", "/metrics", "/stats", "/", "/docs", "/docs.css", "/page.js"]
+)
 def test_probes_metrics_and_the_page_are_open(path: str) -> None:
     assert call(APP, path, "GET").status == 200
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [("/", "POST"), ("/v1/models", "GET"), ("/v1/models/a.js", "GET"), ("/a\n.js", "GET"), ("/live/", "GET"), ("//live", "GET")]
+    ("path", "method"),
+    [
+        ("/", "POST"),
+        ("/v1/models", "GET"),
+        ("/v1/models/a.js", "GET"),
+        ("/a\n.js", "GET"),
+        ("/live/", "GET"),
+        ("//live", "GET"),
+    ],
 )
 def test_other_paths_are_closed(path: str, method: str) -> None:
     assert call(APP, path, method).status == 401
