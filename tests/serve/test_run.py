@@ -263,11 +263,12 @@ def test_every_accepted_request_is_answered_after_sigterm() -> None:
         outcomes = [pool.submit(ask_until_the_end, server, number % 2 == 0) for number in range(24)]
         slow = pool.submit(server.ask, "POST", "/embed?1", b"slow")
         time.sleep(0.5)
-        code, out, _ = server.stop()
+        code, out, err = server.stop()
         answered = sum(outcome.result() for outcome in outcomes)
         assert slow.result().status == 200
     assert (code, out) == (0, "drained\n")
     assert answered > 24
+    assert "POST" not in err  # log_format is "off"
 
 
 def ask_until_the_end(server: Running, keep_alive: bool) -> int:

@@ -67,7 +67,7 @@ def set_up_logs(log_format: LogFormat) -> None:
         each.propagate = False
     root.setLevel(logging.INFO)
     server.setLevel(logging.ERROR)  # its warnings are about clients that do not speak HTTP
-    access.setLevel(logging.CRITICAL if log_format == "off" else logging.INFO)
+    access.setLevel(logging.INFO)
 
 
 def make_access_log(log_format: LogFormat) -> Callable[[RequestRecord], None]:
