@@ -295,6 +295,34 @@ def ask_until_the_end(server: Running, keep_alive: bool) -> int:
                 break
 
 
+def test_requests_on_their_way_are_answered_after_sigterm() -> None:
+    """Connections that only the kernel has accepted, idle ones, and requests that arrive in parts."""
+    request = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+    with serving() as server:
+        idle, used = raw(server), raw(server, request)
+        assert used.recv(65536).startswith(b"HTTP/1.1 200")
+        parts = [raw(server, request[:end]) for end in (10, 50, len(request) - 2)]
+        time.sleep(0.1)
+        server.process.send_signal(signal.SIGSTOP)
+        waiting = [raw(server, request) for _ in range(50)]
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGCONT)
+        while is_listening(server):
+            pass
+        for client in (idle, used):
+            client.sendall(request)
+        for client, end in zip(parts, (10, 50, len(request) - 2), strict=True):
+            client.sendall(request[end:])
+        for client in (idle, used, *parts):
+            answer = read_all(client)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"connection: close" in answer
+        for client in waiting:
+            assert read_all(client).startswith(b"HTTP/1.1 200")
+        out, _ = server.process.communicate(timeout=20)
+        assert (server.process.returncode, out) == (0, "drained\n")
+
+
 def test_ctrl_c_drains_too_and_a_second_signal_ends_at_once() -> None:
     with serving(drain=20.0) as server, ThreadPoolExecutor(1) as pool:
         pending = pool.submit(server.ask, "POST", "/embed?15", b"hello")

@@ -88,12 +88,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Finishes the request that runs or is on its way, and then ends."""
-        if self._is_idle:
+        if not self._is_idle:
+            self.cycle.keep_alive = False
+        elif not self._in_request:
             self._stop_request_timer()
             self._unset_keepalive_if_required()
             self._await_request(IDLE_GRACE)
-        else:
-            self.cycle.keep_alive = False
 
     @property
     def _is_idle(self) -> bool:

@@ -175,12 +175,8 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
-        factory = functools.partial(
-            self.config.http_protocol_class,
-            config=self.config,
-            server_state=self.server_state,
-            app_state={},
-        )
+        protocol: Any = self.config.http_protocol_class
+        factory = functools.partial(protocol, config=self.config, server_state=self.server_state, app_state={})
         self._late = []
         for copy in copies:
             copy.setblocking(False)
