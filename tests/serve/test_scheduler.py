@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertblocks.serve.batch_queue import BatchQueue, Observer
+from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import (
     DeadlineExceeded,
     ModelNotFound,
@@ -28,6 +28,7 @@ from bertblocks.serve.errors import (
     WorkerLost,
 )
 from bertblocks.serve.models import METHODS, ModelSet, ServedModel
+from bertblocks.serve.observer import Observer
 from bertblocks.serve.runner import ThreadRunner
 from bertblocks.serve.scheduler import Scheduler, warm_up
 from tests.serve.models import TEXTS, make_models, make_predictor

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from bertblocks.serve.observer import Observer
 from bertblocks.serve.requests import RequestRecord
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ WINDOW = 30
 RATIO = 1.05
 
 
-class Metrics:
+class Metrics(Observer):
     """Observes the scheduler and the requests of one server. Its methods may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

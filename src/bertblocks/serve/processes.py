@@ -46,6 +46,7 @@ class WorkerFactory:
         self._control, theirs = socket.socketpair()
         if os.fork() == 0:
             self._control.close()
+            _close_others(theirs.fileno())
             _fork_on_request(theirs, lambda connection: work(models, threads, connection))
         theirs.close()
 
@@ -62,6 +63,12 @@ class WorkerFactory:
     def close(self) -> None:
         """Ends the process that starts workers. Workers end when their connections are closed."""
         self._control.close()
+
+
+def _close_others(kept: int) -> None:
+    """Closes the sockets of the server, which would stay open for their clients as long as a worker has them too."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _fork_on_request(control: socket.socket, serve: Callable[[Connection], None]) -> NoReturn:

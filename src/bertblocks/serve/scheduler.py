@@ -13,10 +13,11 @@ from typing import Any
 from bertblocks.core.log import logger
 from bertblocks.inference.pipeline import Pipeline, Request
 from bertblocks.inference.splitting import CHARACTERS_PER_TOKEN, TooLong
-from bertblocks.serve.batch_queue import BatchQueue, Observer
+from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import DeadlineExceeded, Overloaded, ServeError, ShuttingDown, TooLarge
 from bertblocks.serve.lanes import Job
 from bertblocks.serve.models import METHODS, ModelSet, PipelineKey, Pipelines, ServedModel
+from bertblocks.serve.observer import Observer
 
 #: Requests of at most this many characters are tokenized on the event loop; a thread would take longer.
 INLINE_CHARACTERS = 2000
