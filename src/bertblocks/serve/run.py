@@ -57,7 +57,7 @@ def run_server(
             settings = replace(settings, port=listener.getsockname()[1])
         allow_connections(settings.max_connections)
         metrics = Metrics()
-        sinks = [metrics.record]
+        sinks: list[Callable[[RequestRecord], None]] = [metrics.record]
         if settings.log_format != "off":
             sinks.append(make_access_log(settings.log_format))
         if tracer is not None:
