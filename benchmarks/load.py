@@ -22,6 +22,8 @@ from typing import cast
 HOST = "127.0.0.1"
 #: Seconds to wait for outstanding answers at the end of a run.
 DRAIN = 30.0
+#: Seconds after which an idle connection is not used again: the server may be closing it, by default after 5.
+IDLE = 3.0
 #: Seconds until a closed loop asks again after a connection was lost.
 RETRY = 0.05
 #: The status of a request without an answer: refused, reset or late.
@@ -110,13 +112,19 @@ class Connection(asyncio.Protocol):
         self.start = 0
         self.done: Done | None = None
         self.is_open = False
+        #: What the server answered before there was a request.
+        self.early = NO_ANSWER
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.is_open = cast(asyncio.Transport, transport), True
+        self.used = time.perf_counter()
 
     def send(self, request: bytes, done: Done) -> None:
-        self.done = done
-        self.transport.write(request)
+        if self.is_open:
+            self.done = done
+            self.transport.write(request)
+        else:
+            done(self.early, b"")
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
@@ -143,16 +151,19 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, status: int, body: bytes) -> None:
         done, self.done = self.done, None
-        if done is not None:
-            if self.is_open:
-                self.client.idle.append(self)
-            done(status, body)
+        if done is None:
+            self.early = self.early or status
+            return
+        if self.is_open:
+            self.used = time.perf_counter()
+            self.client.idle.append(self)
+        done(status, body)
 
 
 class Client:
     """Keep-alive connections to a server on this machine, at most `most`."""
 
-    def __init__(self, port: int, most: int = 2000) -> None:
+    def __init__(self, port: int, most: int = 10_000) -> None:
         self.port, self.most = port, most
         self.idle: list[Connection] = []
         self.opened = 0
@@ -176,9 +187,10 @@ class Client:
     def send(self, request: bytes, done: Done) -> None:
         while self.idle:
             connection = self.idle.pop()
-            if connection.is_open:
+            if connection.is_open and time.perf_counter() - connection.used < IDLE:
                 connection.send(request, done)
                 return
+            connection.transport.abort()
         if self.opened >= self.most:
             done(NO_ANSWER, b"")
             return
@@ -307,7 +319,7 @@ async def closed_loop(
     port: int, requests: Sequence[bytes], goes_on: Callable[[Run], bool], connections: int = 16
 ) -> Run:
     """Keeps every connection busy: each sends its next request when it has its answer."""
-    client, run = Client(port, connections), Run()
+    client, run = Client(port), Run()
     await client.connect(connections)
     endless = itertools.cycle(requests)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from rich.console import Console
 
 from benchmarks.inputs import data_folder
@@ -138,6 +139,7 @@ def merge(file: Path, found: dict[str, dict[str, dict[str, Any]]]) -> dict[str, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    transformers.logging.disable_progress_bar()
     share_cpus(options.threads)
     torch.set_num_threads(options.threads)
     measures, keys = options.only or list(MEASURES), options.server or list(SERVERS)

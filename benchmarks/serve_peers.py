@@ -118,7 +118,8 @@ def fastapi_variables(place: Place, workers: int = 1) -> dict[str, str]:
 
 def our_command(place: Place, *numbers: str) -> list[str]:
     address = ["--host", HOST, "--port", str(place.port), "--threads", str(place.threads)]
-    return [sys.executable, "-m", "bertblocks", "serve", f"{NAME}={place.model}", *address, *numbers, *place.options]
+    program = [sys.executable, "-m", "bertblocks", "serve", f"{NAME}={place.model}", "--log-format", "off"]
+    return [*program, *address, *numbers, *place.options]
 
 
 SERVERS = {
