@@ -2,7 +2,7 @@
 
 Starts each server in turn on this machine, compares its vectors with those of sentence-transformers, and asks it for
 embeddings of all-MiniLM-L6-v2. Server and client share the CPUs. Results of all measures are collected in serve.json
-in the folder `--output`.
+(or serve-quick.json) in the folder `--output`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def compare(server: Server, port: int, texts: Sequence[str], expected: np.ndarra
                 raise SystemExit(f"{server.title} answers {status}: {body[:500]!r}")
             vectors += [item["embedding"] for item in sorted(json.loads(body)["data"], key=lambda item: item["index"])]
     found = np.asarray(vectors, np.float32)
-    cosine = float((found * expected).sum(1).min() / np.linalg.norm(found, axis=1).max())
+    cosine = float(((found * expected).sum(1) / np.linalg.norm(found, axis=1)).min())
     if cosine < server.agreement:
         raise SystemExit(f"{server.title}: the least cosine to sentence-transformers is {cosine:.5f}.")
     return cosine
@@ -156,12 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = Place(model, free_port(), options.threads, options.environments, shlex.split(options.options))
             found = measure_server(key, measures, texts, place, options, expected)
             records = {measure: {key: record | about} for measure, record in found.items()}
-            results = merge(options.output / "serve.json", records)
+            results = merge(options.output / ("serve-quick.json" if options.quick else "serve.json"), records)
     for measure in measures:
         if results.get(measure):
             console.print(measure_sheet(measure, results[measure]).to_rich())
-    goals = goals_sheet(results)
-    console.print(goals.to_rich())
+    console.print(goals_sheet(results).to_rich())
     return 0
 
 

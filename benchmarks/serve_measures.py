@@ -136,20 +136,32 @@ def lanes(bench: Bench) -> Found:
 def overhead(bench: Bench) -> Found:
     """What HTTP and scheduling add to one short query: its time over a connection less that of the same in process."""
     text = bench.texts.queries[0]
-    request, own = bench.server.request(text), None
-    if bench.server.is_ours:
-        int8 = "int8" in bench.server.title
-        dtype = None if int8 else torch.float32
-        predictor = Predictor(bench.place.model, dtype=dtype, threads=bench.place.threads, int8=int8)
-        own = lambda: predictor.encode([text])  # noqa: E731
+    request = bench.server.request(text)
     times: dict[str, list[float]] = {"http": [], "in_process": []}
     with PlainConnection(bench.port) as connection:
+        functions: dict[str, Callable[[], object]] = {"http": lambda: connection.ask(request)}
+        if bench.server.is_ours:
+            functions["in_process"] = in_process(bench, text)
         for _ in range(10):  # by turns, so that both see the same machine
-            for name, function in (("http", lambda: connection.ask(request)), ("in_process", own)):
-                if function is not None:
-                    times[name] += time_each(function, max(bench.options.queries // 10, 1))
-    medians = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items() if seconds}
-    return medians | ({"overhead": medians["http"] - medians["in_process"]} if own else {})
+            for name, function in functions.items():
+                times[name] += time_each(function, max(bench.options.queries // 10, 1))
+    medians = {name: statistics.median(times[name]) * 1e3 for name in functions}
+    return medians | ({"overhead": medians["http"] - medians["in_process"]} if bench.server.is_ours else {})
+
+
+def in_process(bench: Bench, text: str) -> Callable[[], object]:
+    """Tokenizes, runs the model and pools in the calling thread, without the stream of `Predictor.encode`."""
+    int8 = "--int8" in bench.server.command(bench.place)
+    dtype = None if int8 else torch.float32
+    predictor = Predictor(bench.place.model, dtype=dtype, threads=bench.place.threads, int8=int8)
+    pipeline = predictor.pipeline("encode")
+
+    def run() -> object:
+        (request,) = pipeline.preprocess([text], 0)
+        request.outputs = list(predictor.forward(pipeline, request.segments))
+        return pipeline.postprocess(request)
+
+    return run
 
 
 def time_each(function: Callable[[], object], count: int) -> list[float]:

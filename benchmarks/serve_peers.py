@@ -40,9 +40,9 @@ class Environment:
         if not installed.is_file() or installed.read_text(encoding="utf-8") != wanted:
             print(f"Installing {self.name} into {place}")
             subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-            constraints = ["--constraint", ROOT / "constraints.txt"] if self.is_constrained else []
-            pip = [place / "bin" / "pip", "install", "-qq", "--no-compile", *constraints, *self.requirements]
-            subprocess.run(pip, check=True)
+            constraints = ["--constraint", str(ROOT / "constraints.txt")] if self.is_constrained else []
+            pip = [str(place / "bin" / "pip"), "install", "-qq", "--no-compile", *constraints]
+            subprocess.run([*pip, *self.requirements], check=True)
             installed.write_text(wanted, encoding="utf-8")
         return place / "bin"
 

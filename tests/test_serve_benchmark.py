@@ -31,7 +31,8 @@ Reply = Callable[[int], Awaitable[bytes | None]]
 
 def with_server(reply: Reply, work: Callable[[int], Any]) -> tuple[Any, list[int]]:
     """Runs `work` on a server that gives each request its number; also returns the requests of each connection."""
-    numbers, seen = itertools.count(), []
+    numbers = itertools.count()
+    seen: list[int] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = len(seen)
@@ -170,7 +171,8 @@ def test_a_closed_loop_keeps_its_connections_busy() -> None:
 
 def test_a_plain_connection_reads_answers_in_pieces() -> None:
     body = os.urandom(3_000_000)
-    ready, port, found = threading.Event(), 0, []
+    ready, port = threading.Event(), 0
+    found: list[tuple[int, bytes]] = []
 
     def ask() -> None:
         ready.wait()
