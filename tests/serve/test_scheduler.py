@@ -27,6 +27,7 @@ from bertblocks.serve.errors import (
     TooLarge,
     WorkerLost,
 )
+from bertblocks.serve.lanes import Batch
 from bertblocks.serve.models import METHODS, ModelSet, ServedModel
 from bertblocks.serve.observer import Observer
 from bertblocks.serve.runner import ThreadRunner
@@ -62,7 +63,8 @@ class Gate(threading.Thread):
 
     def __init__(self, models: ModelSet, queue: BatchQueue) -> None:
         super().__init__(daemon=True)
-        self.opened, self.batches = threading.Event(), []
+        self.opened = threading.Event()
+        self.batches: list[Batch] = []
         self._queue, self._runner = queue, ThreadRunner(models, queue)
 
     def run(self) -> None:

@@ -158,7 +158,8 @@ class ProcessRunner(threading.Thread):
             if isinstance(result, Exception):
                 self._queue.fail(batch, result)
             else:
-                self._queue.finish(batch, *result, self._models[batch.key.model].name)
+                outputs, seconds = result
+                self._queue.finish(batch, outputs, seconds, self._models[batch.key.model].name)
         if self._woken in ready:
             os.read(self._woken, 4096)
             if len(self._pending) == 1 and not next(iter(self._pending.values())).is_short:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,7 +58,7 @@ class PipelineFactory:
 
     def make(self, method: str, options: dict[str, Any]) -> Pipeline[Any]:
         """The pipeline of a method, with the method's options."""
-        own = {
+        own: dict[str, Callable[..., Pipeline[Any]]] = {
             "encode": self._encode,
             "encode_tokens": self._encode_tokens,
             "encode_sparse": self._encode_sparse,
