@@ -161,29 +161,27 @@ class Scheduler:
         pipeline = self._pipelines[key]
         requests = await self._tokenize(pipeline, items, timeout, arrived + timeout)
         tokenized = time.perf_counter()
-        finished = asyncio.Event()
-        failure: list[Exception] = []
         loop = asyncio.get_running_loop()
-
-        def on_done(error: Exception | None) -> None:
-            if error is not None:
-                failure.append(error)
-            loop.call_soon_threadsafe(finished.set)
-
-        job = Job(key, (key.model, pipeline.batch_key), requests, tokenized, on_done)
+        done: asyncio.Future[None] = loop.create_future()
+        job = Job(
+            key,
+            (key.model, pipeline.batch_key),
+            requests,
+            tokenized,
+            on_done=lambda error: loop.call_soon_threadsafe(_settle, done, error),
+        )
         if job.remaining:
             self._check_tokens(job)
+            late = DeadlineExceeded(f"There is no result after {timeout:g} seconds, the deadline.")
+            deadline = loop.call_later(max(arrived + timeout - tokenized, 0), _settle, done, late)
             self._queue.add(job)
             try:
-                await asyncio.wait_for(finished.wait(), arrived + timeout - tokenized)
-            except asyncio.TimeoutError:
-                raise DeadlineExceeded(f"There is no result after {timeout:g} seconds, the deadline.") from None
+                await done
             finally:
+                deadline.cancel()
                 waiting = job.waiting
                 if self._queue.drop(job):
                     self._observer.cancelled(waiting)
-        if failure:
-            raise failure[0]
         results = await self._postprocess(pipeline, requests)
         ended = time.perf_counter()
         started = job.started or tokenized
@@ -249,6 +247,16 @@ class Scheduler:
             return [pipeline.postprocess(request) for request in requests]
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._tokenizers, lambda: list(map(pipeline.postprocess, requests)))
+
+
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
+    """Lets a request that waits go on, unless it already has."""
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _tokenize_in_time(pipeline: Pipeline[Any], items: Sequence[Any], deadline: float) -> list[Request]:
