@@ -17,7 +17,7 @@ LEARNING_RATES = ((15e6, 2.5e-4), (60e6, 8e-5), (150e6, 5e-5), (float("inf"), 3e
 GENTLE_RATE, GENTLE_EPOCHS = 2e-5, 3
 #: Below this many examples, batches are smaller and learning rates are at most `FEW_RATE`.
 FEW_EXAMPLES, FEW_RATE = 1000, 5e-5
-#: Below this many examples, learning rates are at most `MEDIUM_RATE`; since version 3.
+#: Below this many examples, learning rates of sentence encoders are at most `MEDIUM_RATE`; since version 3.
 MEDIUM_EXAMPLES, MEDIUM_RATE = 5000, 8e-5
 #: Few examples are repeated until training has this many steps, but at most `MAX_EPOCHS` times (Mosbach et al., 2021).
 MIN_STEPS, MAX_EPOCHS = 200, 20
@@ -59,6 +59,7 @@ def choose(
     examples: int,
     parameters: int,
     is_gentle: bool = False,
+    is_sentence_encoder: bool = False,
     version: int | None = VERSION,
 ) -> Choices:
     """Fills in what the settings leave open.
@@ -76,7 +77,7 @@ def choose(
             rate = min(rate, GENTLE_RATE)
         elif is_small:
             rate = min(rate, FEW_RATE)
-        elif examples < MEDIUM_EXAMPLES and version >= 3:
+        elif is_sentence_encoder and examples < MEDIUM_EXAMPLES and version >= 3:
             rate = min(rate, MEDIUM_RATE)
         if method == "lists":
             batch_size, epochs = LIST_BATCH, LIST_EPOCHS

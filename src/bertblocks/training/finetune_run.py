@@ -145,7 +145,15 @@ class FinetuneRun:
         is_gentle = (task.starts_from_embeddings and embedder.is_sentence_encoder) or (
             task.starts_from_head and start.has_trained_head
         )
-        self.choices = choose(settings, task.method, len(features), start.parameters, is_gentle, defaults)
+        self.choices = choose(
+            settings,
+            task.method,
+            len(features),
+            start.parameters,
+            is_gentle,
+            embedder.is_sentence_encoder,
+            defaults,
+        )
         self._check_shares(sets)
         check_frozen_layers(start.model, settings.freeze_layers)
         self.console.print(self.choices.describe(len(features)), soft_wrap=True)
