@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from bertblocks.core.addresses import is_address
 from bertblocks.core.messages import first_line
 from bertblocks.text.files import is_compressed, peek, read_whole
 from bertblocks.text.records import BadRecord, DataError, Location, Record, Slice, find_key
@@ -51,10 +52,19 @@ def cut_parquet(path: Path, slice_bytes: int) -> list[Slice]:
     return slices
 
 
+def count_parquet(path: Path) -> int | None:
+    """The rows of a parquet file; None for a file that cannot be opened, which reading will report."""
+    pyarrow = _import_arrow(str(path))
+    try:
+        return pyarrow.parquet.read_metadata(path).num_rows
+    except _damage(pyarrow):
+        return None
+
+
 def _random_access(file: IO[bytes], source: str) -> Any:
-    """The path of a plain file, or all bytes of a compressed one or of a pipe."""
-    if Path(source).is_file() and not is_compressed(Path(source)):
-        return source
+    """The path of a plain file, the file at an address, or all bytes of a compressed one or of a pipe."""
+    if not is_compressed(Path(source)) and (is_address(source) or Path(source).is_file()):
+        return file if is_address(source) else source
     return io.BytesIO(read_whole(file, source))
 
 

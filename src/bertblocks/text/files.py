@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from bertblocks.core.addresses import is_address, open_filesystem, to_path
 from bertblocks.core.storage import why_unreadable
 from bertblocks.text.records import DataError, Format
 
@@ -99,6 +100,29 @@ def find_files(patterns: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def find_sources(patterns: Iterable[str | Path]) -> list[str]:
+    """The files that these paths, folders, glob patterns and addresses such as `s3://bucket/*.csv` name.
+
+    They come in order and each once.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        pattern = to_path(pattern) if isinstance(pattern, str) else pattern
+        found.extend(_find_remote(str(pattern)) if is_address(pattern) else map(str, find_files([pattern])))
+    return list(dict.fromkeys(found))
+
+
+def _find_remote(address: str) -> list[str]:
+    system, path = open_filesystem(address)
+    if system.isdir(path):
+        inside = [name for name in sorted(system.find(path)) if _is_readable(Path(name))]
+    else:
+        inside = [path] if system.exists(path) else sorted(system.glob(path))
+    if not inside:
+        raise DataError(f"{address}: no such file, no folder with readable files, and no file matches it as a pattern.")
+    return [system.unstrip_protocol(name) for name in inside]
+
+
 def _is_readable(path: Path) -> bool:
     return format_by_name(path) in FOLDER_FORMATS
 
@@ -112,9 +136,18 @@ def unknown_ending(path: Path) -> DataError:
 # ---------------------------------------------------------------------- opening
 
 
-def open_file(path: Path) -> io.BufferedReader:
-    """A file or pipe as decompressed bytes; UTF-16 and UTF-32 with a byte order mark become UTF-8."""
-    raw: Any = io.BufferedReader(io.FileIO(path), SAMPLE_BYTES)
+def open_raw(source: str | Path) -> io.BufferedReader:
+    """The bytes of a file, a pipe or an address."""
+    if is_address(source):
+        system, path = open_filesystem(str(source))
+        return io.BufferedReader(system.open(path, "rb"), SAMPLE_BYTES)
+    return io.BufferedReader(io.FileIO(source), SAMPLE_BYTES)
+
+
+def open_file(source: str | Path) -> io.BufferedReader:
+    """A file, pipe or address as decompressed bytes; UTF-16 and UTF-32 with a byte order mark become UTF-8."""
+    raw: Any = open_raw(source)
+    path = Path(source)
     compression = path.suffix.lower()
     if compression not in COMPRESSIONS:
         start = raw.peek(4)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+from bertblocks.text.arrow import count_parquet
 from bertblocks.text.columns import choose_columns, write_columns
-from bertblocks.text.files import bad_characters, find_files, format_by_name
+from bertblocks.text.files import bad_characters, find_sources, format_by_name, is_compressed
 from bertblocks.text.headers import KNOWN_NAMES
 from bertblocks.text.lines import Lines
 from bertblocks.text.readers import RecordStream, open_records
@@ -79,20 +80,64 @@ def read_inputs(
         >>> inputs[0].value, inputs[0].columns["id"]
         ('fine, really', '7')
     """
-    paths = find_files(files)
+    sources = find_sources(files)
     notes: list[str] = []
-    reader = _Reader(roles, dict(columns or {}), options or ReadOptions(), on_bad, notes)
-    counts = [_count(path, reader.options) for path in paths]
-    total = None if None in counts else sum(count for count in counts if count is not None)
+    reader = _Reader(roles, dict(columns or {}), options or ReadOptions(), notes)
     # the first input is read now, so that its notes and errors come before a model is loaded
-    records = reader.read(paths)
+    records = _report_bad(reader.read(sources), on_bad)
     first = list(islice(records, 1))
-    return Inputs(chain(first, records), total, notes)
+    return Inputs(chain(first, records), _count_all(sources, reader.options), notes)
 
 
-def _count(path: Path, options: ReadOptions) -> int | None:
-    is_line = (options.format or format_by_name(path)) in ("text", "jsonl")
-    return Lines(path).count() if is_line else None
+def _report_bad(
+    rows: Iterable[InputRecord | BadRecord | None], on_bad: Callable[[BadRecord], None] | None
+) -> Iterator[InputRecord]:
+    for row in rows:
+        if isinstance(row, InputRecord):
+            yield row
+        elif isinstance(row, BadRecord):
+            if on_bad is None:
+                raise DataError(f"{row}.")
+            on_bad(row)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of files in order, each an input, a record that cannot be used, or None if it is not wanted."""
+
+    rows: Iterator[InputRecord | BadRecord | None]
+    #: As for `Inputs`.
+    total: int | None
+    notes: list[str]
+
+
+def read_rows(
+    sources: Sequence[str],
+    roles: Roles,
+    columns: Mapping[str, str] | None = None,
+    options: ReadOptions | None = None,
+    wanted: Callable[[int], bool] = lambda number: True,
+) -> Rows:
+    """Reads all rows of files, so that the number of a row depends on the files alone.
+
+    Rows whose number, counted from 0, is not `wanted` are passed over without a look at their content.
+    """
+    notes: list[str] = []
+    reader = _Reader(roles, dict(columns or {}), options or ReadOptions(), notes)
+    return Rows(reader.read(sources, wanted), _count_all(sources, reader.options), notes)
+
+
+def _count_all(sources: Iterable[str], options: ReadOptions) -> int | None:
+    counts = [_count(source, options) for source in sources]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _count(source: str, options: ReadOptions) -> int | None:
+    path = Path(source)
+    form = options.format or format_by_name(path)
+    if form == "parquet" and path.is_file() and not is_compressed(path):
+        return count_parquet(path)
+    return Lines(path).count() if form in ("text", "jsonl") and path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -100,66 +145,45 @@ class _Reader:
     roles: Roles
     given: dict[str, str]
     options: ReadOptions
-    on_bad: Callable[[BadRecord], None] | None
     notes: list[str]
 
-    def read(self, paths: Iterable[Path]) -> Iterator[InputRecord]:
-        for path in paths:
-            questions = read_squad(path) if "question" in self.roles.names else None
+    def read(
+        self, sources: Iterable[str], wanted: Callable[[int], bool] = lambda number: True
+    ) -> Iterator[InputRecord | BadRecord | None]:
+        numbers = count()
+        for source in sources:
+            questions = read_squad(source) if "question" in self.roles.names else None
             if questions is not None:
                 for question in questions:
                     values = {"id": question.id, "question": question.question, "context": question.context}
-                    yield InputRecord((question.question, question.context), question.place, values)
+                    row = InputRecord((question.question, question.context), question.place, values)
+                    yield row if wanted(next(numbers)) else None
                 continue
-            stream = open_records(Slice(str(path)), self.options, keep_blank=True, expected=self.given.values())
-            yield from self._read_stream(stream)
+            stream = open_records(Slice(source), self.options, keep_blank=True, expected=self.given.values())
+            records, choose = self._open_stream(stream)
+            for record in records:
+                if not wanted(next(numbers)):
+                    yield None
+                elif isinstance(record, BadRecord):
+                    yield record
+                else:
+                    yield _make_input(record, choose)
 
-    def _read_stream(self, stream: RecordStream) -> Iterator[InputRecord]:
-        records = self._good(stream)
+    def _open_stream(self, stream: RecordStream) -> tuple[Iterator[Record | BadRecord], Callable[[Record], list[Any]]]:
+        """The records of a file, and what finds the values of an input in one of them."""
+        records = stream.records
         if stream.format in ("text", "jsonl"):
             if format_by_name(Path(stream.path)) is None and self.options.format is None:
                 self.notes.append(f"{stream.path}: read as {stream.format}; name another format with format=csv")
-            choose = self._choose_keys
-        else:
-            sample = list(islice(records, SAMPLE_RECORDS))
-            if not sample:
-                raise DataError(f"{stream.path}: the file has no records.")
-            used = self._choose_columns(stream, [_values(record) for record in sample])
-            records = chain(sample, records)
-
-            def choose(record: Record) -> list[Any]:
-                return [get_value(_values(record), column) for column in used]
-
-        for record in records:
-            if isinstance(record.values, str):
-                values: list[Any] = [record.values]
-            else:
-                try:
-                    values = choose(record)
-                except KeyError as error:
-                    self._report(BadRecord(record.location, f"there is no {error.args[0]!r}"))
-                    continue
-                except DataError as error:
-                    self._report(BadRecord(record.location, str(error)))
-                    continue
-            problem = next(filter(None, map(_find_problem, values)), None)
-            if problem:
-                self._report(BadRecord(record.location, problem))
-                continue
-            columns = record.values if isinstance(record.values, dict) else {}
-            yield InputRecord(values[0] if len(values) == 1 else tuple(values), str(record.location), columns)
-
-    def _good(self, stream: RecordStream) -> Iterator[Record]:
-        for record in stream.records:
-            if isinstance(record, BadRecord):
-                self._report(record)
-            else:
-                yield record
-
-    def _report(self, record: BadRecord) -> None:
-        if self.on_bad is None:
-            raise DataError(f"{record}.")
-        self.on_bad(record)
+            return records, self._choose_keys
+        sample = list(islice(records, SAMPLE_RECORDS))
+        good = [_values(record) for record in sample if isinstance(record, Record)]
+        if not sample:
+            raise DataError(f"{stream.path}: the file has no records.")
+        if not good and len(sample) == SAMPLE_RECORDS:
+            raise DataError(f"{sample[0]}; none of the first {SAMPLE_RECORDS:,} records can be used.")
+        used = self._choose_columns(stream, good) if good else []
+        return chain(sample, records), lambda record: [get_value(_values(record), column) for column in used]
 
     def _choose_columns(self, stream: RecordStream, rows: list[dict[str, Any]]) -> list[str]:
         """The columns of a table, by its first rows."""
@@ -202,6 +226,20 @@ class _Reader:
                 return []
         keys = (find_key(name, values) for name in KNOWN_NAMES[role])
         return [values[key] for key in keys if key is not None][:1]
+
+
+def _make_input(record: Record, choose: Callable[[Record], list[Any]]) -> InputRecord | BadRecord:
+    try:
+        values = [record.values] if isinstance(record.values, str) else choose(record)
+    except KeyError as error:
+        return BadRecord(record.location, f"there is no {error.args[0]!r}")
+    except DataError as error:
+        return BadRecord(record.location, str(error))
+    problem = next(filter(None, map(_find_problem, values)), None)
+    if problem:
+        return BadRecord(record.location, problem)
+    columns = record.values if isinstance(record.values, dict) else {}
+    return InputRecord(values[0] if len(values) == 1 else tuple(values), str(record.location), columns)
 
 
 def _values(record: Record) -> dict[str, Any]:

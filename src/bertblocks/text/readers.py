@@ -59,7 +59,7 @@ def open_records(
     `Dialect`. A first row of a table with one of the `expected` names is a header. A parquet file without the column
     `needed` is one bad record for all of its rows.
     """
-    file = open_file(Path(part.path))
+    file = open_file(part.path)
     sample = peek(file)
     form = options.format or detect_format(Path(part.path), sample) or "text"
     encoding, details, has_header = options.encoding or "utf-8", "", True
