@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertblocks.core.storage import read_json, why_unreadable, write_json
+from bertblocks.core.storage import checksum, list_files, read_json, why_unreadable, write_json
 from bertblocks.core.tensor_files import (
     CHECKSUM,
     INDEX,
@@ -25,6 +26,9 @@ from bertblocks.core.tensor_files import (
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 #: Weights beyond this size are written as several files.
 MAX_SHARD_BYTES = 5 * 10**9
+
+#: Files that say something about a model but do not change it.
+_NOTES = (".md", ".png", ".html")
 
 #: Called with the share of a step that is done.
 OnShare = Callable[[float], None]
@@ -58,6 +62,16 @@ def find_checkpoint(source: str | Path, allow_pickle: bool = False) -> Path:
         raise FileNotFoundError(
             f"{text} is not a folder, and it could not be downloaded from the Hugging Face hub: {reason}."
         ) from error
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """One SHA-256 over the names and contents of all files that make a checkpoint what it is."""
+    digest = hashlib.sha256()
+    for path in list_files(folder):
+        name = path.relative_to(folder).as_posix()
+        if not name.startswith(".") and not name.endswith(_NOTES):
+            digest.update(f"{name}\0{checksum(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def find_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:

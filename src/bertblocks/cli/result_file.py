@@ -11,7 +11,7 @@ from typing import IO, Any
 from bertblocks.cli.output import to_json_line
 from bertblocks.core.log import logger
 from bertblocks.core.storage import atomic_file
-from bertblocks.text.table_files import TABLE_FORMATS, write_table
+from bertblocks.text.table_files import TABLE_FORMATS, NpyRows, write_table
 
 ENDINGS = (*TABLE_FORMATS, ".npy")
 
@@ -148,15 +148,7 @@ class ResultFile:
 
 def _write_npy(results: ResultFile, file: IO[bytes]) -> int:
     """The embeddings alone, `[texts, dimensions]`, or `[texts, bytes]` for packed bits."""
-    import numpy as np
-
-    count, width = 0, 0
-    for record in results.records():
-        if "embedding" not in record:
-            raise ValueError("a .npy file holds embeddings; use .jsonl, .csv or .parquet for other results.")
-        count, width = count + 1, len(record["embedding"])
-    header = {"descr": results.vector_type, "fortran_order": False, "shape": (count, width)}
-    np.lib.format.write_array_header_1_0(file, header)
-    for record in results.records():
-        file.write(np.asarray(record["embedding"], results.vector_type).tobytes())
-    return count
+    size = next((len(record["embedding"]) for record in results.records()), 0)
+    with NpyRows(file, results.vector_type, size) as writer:
+        writer.write(record["embedding"] for record in results.records())
+    return writer.count

@@ -36,11 +36,17 @@ class Engine:
         self.stats = RunStats()
 
     def run(
-        self, pipeline: Pipeline[Any], inputs: Iterable[Any], stats: RunStats, return_exceptions: bool = False
+        self,
+        pipeline: Pipeline[Any],
+        inputs: Iterable[Any],
+        stats: RunStats,
+        return_exceptions: bool = False,
+        window: int | None = None,
     ) -> Iterator[Any]:
         """Yields the results in the order of the inputs and counts them in `stats`.
 
         With `return_exceptions`, the error of an input that the pipeline rejects is yielded in place of its result.
+        `window` is that of `run_stream`.
         """
         self.stats = stats
         with stats:
@@ -52,6 +58,7 @@ class Engine:
                 on_batch=stats.add_tokens,
                 on_items=stats.add_items,
                 return_exceptions=return_exceptions,
+                window=window,
             )
             with contextlib.closing(results):
                 yield from results

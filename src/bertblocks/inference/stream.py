@@ -27,14 +27,19 @@ def run_stream(
     on_batch: Callable[[int], None],
     on_items: Callable[[int], None],
     return_exceptions: bool = False,
+    window: int | None = None,
 ) -> Generator[Result | Exception, None, None]:
     """Yields results in the order of the inputs.
 
     `forward` runs the model on segments. `on_batch` receives the number of tokens after each batch, `on_items` the
     number of inputs after each chunk. An input that the pipeline rejects raises its error after the results of all
     inputs before it; with `return_exceptions` the error is yielded in place of a result.
+
+    Inputs are sorted in chunks. With a `window`, a chunk has that many inputs whenever they arrive, so the batches, and
+    the last bits of the results, depend on the inputs alone.
     """
-    source = _ListChunks(items) if isinstance(items, (list, tuple)) else _IteratorChunks(items)
+    is_list = isinstance(items, (list, tuple))
+    source = _ListChunks(items, window) if is_list else _IteratorChunks(items, window)  # type: ignore[arg-type]
 
     def preprocess() -> list[Request | Exception]:
         chunk, first = source.next_chunk()
@@ -107,6 +112,11 @@ def _pack(requests: list[Request], token_budget: int) -> Iterator[list[tuple[Req
         yield batch
 
 
+def _most(window: int | None) -> tuple[int, int]:
+    """The most inputs of a chunk, and the most characters."""
+    return (MAX_ITEMS, MAX_CHARACTERS) if window is None else (window, max(window * MAX_CHARACTERS // MAX_ITEMS, 1))
+
+
 def _count_characters(item: Any) -> int:
     if isinstance(item, str):
         return len(item)
@@ -116,13 +126,15 @@ def _count_characters(item: Any) -> int:
 class _ListChunks:
     """The chunks of a list."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Sequence[Any], window: int | None = None) -> None:
         self.items = items
+        self.most = _most(window)
         self.position = 0
 
     def next_chunk(self) -> tuple[list[Any], int]:
         first, characters = self.position, 0
-        while self.position < min(first + MAX_ITEMS, len(self.items)) and characters < MAX_CHARACTERS:
+        most_items, most_characters = self.most
+        while self.position < min(first + most_items, len(self.items)) and characters < most_characters:
             characters += _count_characters(self.items[self.position])
             self.position += 1
         return list(self.items[first : self.position]), first
@@ -138,7 +150,9 @@ class _IteratorChunks:
     when as many items or characters as make a chunk are waiting.
     """
 
-    def __init__(self, items: Iterable[Any]) -> None:
+    def __init__(self, items: Iterable[Any], window: int | None = None) -> None:
+        self.most = _most(window)
+        self.pause = PAUSE if window is None else None
         self.changed = threading.Condition()
         self.arrived: deque[tuple[Any, int]] = deque()
         self.characters = 0
@@ -171,14 +185,14 @@ class _IteratorChunks:
 
     @property
     def _is_full(self) -> bool:
-        return len(self.arrived) >= MAX_ITEMS or self.characters >= MAX_CHARACTERS
+        return len(self.arrived) >= self.most[0] or self.characters >= self.most[1]
 
     def next_chunk(self) -> tuple[list[Any], int]:
         chunk: list[Any] = []
         characters = 0
         with self.changed:
-            while len(chunk) < MAX_ITEMS and characters < MAX_CHARACTERS:
-                timeout = PAUSE if chunk else None
+            while len(chunk) < self.most[0] and characters < self.most[1]:
+                timeout = self.pause if chunk else None
                 self.changed.wait_for(lambda: self.arrived or self.is_over or self.is_closed, timeout)
                 if not self.arrived:
                     break

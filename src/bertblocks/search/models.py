@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.checkpoints.files import checkpoint_digest, find_checkpoint
 from bertblocks.checkpoints.sentence_transformers import find_kind
-from bertblocks.core.storage import checksum, list_files
 from bertblocks.inference.splitting import TooLong
 from bertblocks.search.manifest import IndexSettings, ModelIdentity, SearchIndexError
 from bertblocks.tasks.predictor import Predictor
 
 Role = Literal["model", "sparse"]
-#: Files that say something about a model but do not change it.
-_NOTES = (".md", ".png", ".html")
 #: By role: the kinds of folders that fit, and what they are called. None is a checkpoint without further files.
 _KINDS: dict[Role, tuple[tuple[str | None, ...], str]] = {
     "model": ((None, "embedder"), "an embedder"),
@@ -33,12 +29,7 @@ def identify(source: str | Path, role: Role | None = None) -> ModelIdentity:
     kind = find_kind(folder)
     if role is not None and kind not in _KINDS[role][0]:
         raise SearchIndexError(f"{source} is of the kind {kind!r}; an index needs {_KINDS[role][1]} as its {role}.")
-    digest = hashlib.sha256()
-    for path in list_files(folder):
-        name = path.relative_to(folder).as_posix()
-        if not name.startswith(".") and not name.endswith(_NOTES):
-            digest.update(f"{name}\0{checksum(path)}\n".encode())
-    return ModelIdentity(str(folder.resolve()) if Path(source).is_dir() else str(source), digest.hexdigest())
+    return ModelIdentity(str(folder.resolve()) if Path(source).is_dir() else str(source), checkpoint_digest(folder))
 
 
 class IndexModels:

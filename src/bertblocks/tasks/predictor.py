@@ -291,6 +291,7 @@ class Predictor:
         progress: bool = False,
         total: int | None = None,
         return_exceptions: bool = False,
+        window: int | None = None,
         **options: Any,
     ) -> Iterator[Any]:
         """Yields the results of one of the methods above, by its name and with its options, as they are computed.
@@ -298,6 +299,9 @@ class Predictor:
         Inputs may be endless: a bounded number is read ahead. When they pause, those received so far are processed.
         `total` is their number, for the progress bar, if they do not have a length. A bad input raises an error after
         the results before it; with `return_exceptions`, the error takes the place of its result and the stream goes on.
+
+        Inputs are sorted by length in chunks of up to 1,024. With a `window`, chunks have that many inputs even if
+        inputs pause: the same inputs then always form the same batches, and results are equal to the last bit.
         """
         pipeline = self.pipeline(method, **options)
         if isinstance(inputs, (str, bytes)):
@@ -307,7 +311,7 @@ class Predictor:
             total = inputs.count() if progress else None
         elif isinstance(inputs, (list, tuple)):
             total = len(inputs)
-        return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress), return_exceptions)
+        return self._engine.run(pipeline, inputs, RunStats(total, is_shown=progress), return_exceptions, window)
 
     def pipeline(self, method: str, *, too_long: TooLong | None = None, **options: Any) -> Pipeline[Any]:
         """What one of the methods above runs, with its options: tokenizing, the forward pass, and the result.

@@ -1,11 +1,11 @@
-"""The one writer of tables: records as .jsonl, .csv or .parquet."""
+"""The one writer of tables: records as .jsonl, .csv or .parquet, and vectors as .npy."""
 
 from __future__ import annotations
 
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,8 +73,7 @@ def _to_cell(value: Any) -> Any:
 def _write_parquet(source: Source, file: IO[bytes], given: Mapping[str, Any]) -> int:
     """A column whose values do not have a common type becomes text."""
     try:
-        import pyarrow as pa
-        from pyarrow import parquet
+        import pyarrow as pa  # noqa: F401
     except ImportError as error:
         raise DataError("a .parquet file needs pyarrow: pip install pyarrow, then run the command again.") from error
 
@@ -85,17 +84,88 @@ def _write_parquet(source: Source, file: IO[bytes], given: Mapping[str, Any]) ->
 
     types: dict[str, Any] = {}
     for rows in batches():
-        for name in dict.fromkeys(key for row in rows for key in row):
-            known = types.get(name, pa.null())
-            types[name] = given.get(name) or _common_type(pa, known, [row.get(name) for row in rows])
-    count = 0
-    schema = pa.schema([(_to_cell(name), kind) for name, kind in types.items()])
-    with parquet.ParquetWriter(file, schema) as writer:
+        types = common_types(rows, types, given)
+    with ParquetRows(file, types) as writer:
         for rows in batches():
-            columns = [_to_array(pa, [row.get(name) for row in rows], kind) for name, kind in types.items()]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-            count += len(rows)
-    return count
+            writer.write(rows)
+        return writer.count
+
+
+class ParquetRows:
+    """Writes records to a parquet file, a row group at each call; equal records give equal bytes.
+
+    `types` are Arrow's, by column. A column of text takes any value: those that are not text become JSON.
+    """
+
+    def __init__(self, file: IO[bytes], types: Mapping[str, Any]) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        self.types = types
+        self.schema = pa.schema([(_to_cell(name), kind) for name, kind in types.items()])
+        self.count = 0
+        self._writer = parquet.ParquetWriter(file, self.schema)
+
+    def __enter__(self) -> ParquetRows:
+        return self
+
+    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        import pyarrow as pa
+
+        columns = [to_array([record.get(name) for record in records], kind) for name, kind in self.types.items()]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        self.count += len(records)
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.close()
+
+
+class NpyRows:
+    """Writes vectors to an .npy file `[vectors, size]` whose number of rows is known at the end."""
+
+    def __init__(self, file: IO[bytes], dtype: str, size: int) -> None:
+        import numpy as np
+
+        self._file, self._dtype, self._size = file, np.dtype(dtype), size
+        self.count = 0
+        self._write_header()
+
+    def _write_header(self) -> None:
+        import numpy as np
+
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.count, self._size)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> NpyRows:
+        return self
+
+    def write(self, vectors: Iterable[Any]) -> None:
+        import numpy as np
+
+        for vector in vectors:
+            self._file.write(np.asarray(vector, self._dtype).tobytes())
+            self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._file.seek(0)
+        self._write_header()  # numpy leaves room for any number of rows
+        self._file.seek(0, io.SEEK_END)
+
+
+def common_types(
+    records: Sequence[Mapping[str, Any]], known: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The Arrow types of the columns of records: those `given`, else the common type of the values and the one `known`.
+
+    Values without a common type are text.
+    """
+    import pyarrow as pa
+
+    types = dict(known)
+    for name in dict.fromkeys(key for record in records for key in record):
+        values = [record.get(name) for record in records]
+        types[name] = given.get(name) or _common_type(pa, types.get(name, pa.null()), values)
+    return types
 
 
 def _common_type(pa: Any, known: Any, values: list[Any]) -> Any:
@@ -106,8 +176,15 @@ def _common_type(pa: Any, known: Any, values: list[Any]) -> Any:
         return pa.string()
 
 
-def _to_array(pa: Any, values: list[Any], kind: Any) -> Any:
+def to_array(values: Sequence[Any], kind: Any) -> Any:
+    """Values as an Arrow array of a type."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind) and values and all(hasattr(value, "dtype") for value in values):
+        import numpy as np
+
+        return pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(values), kind.value_type), type=kind)
     if kind != pa.string():
-        return pa.array(values).cast(kind)
+        return pa.array(values, kind)
     cells = [_to_cell(value) for value in values]
     return pa.array([cell if cell is None or isinstance(cell, str) else to_json_line(cell) for cell in cells])
