@@ -11,6 +11,7 @@ import typer
 from bertblocks import __version__
 from bertblocks.cli import data, tokenizer
 from bertblocks.cli.answer import answer
+from bertblocks.cli.bulk import bulk
 from bertblocks.cli.classify import classify
 from bertblocks.cli.compare import compare
 from bertblocks.cli.convert import convert
@@ -47,7 +48,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help has room for text at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (embed, sparse, multi, classify, tag, answer, rerank, fill_mask, generate):
+for command in (embed, sparse, multi, classify, tag, answer, rerank, fill_mask, generate, bulk):
     app.command()(command)
 app.command(cls=FinetuneCommand)(finetune)
 app.command(cls=DistillCommand)(distill)

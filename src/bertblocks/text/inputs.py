@@ -86,7 +86,7 @@ def read_inputs(
     # the first input is read now, so that its notes and errors come before a model is loaded
     records = _report_bad(reader.read(sources), on_bad)
     first = list(islice(records, 1))
-    return Inputs(chain(first, records), _count_all(sources, reader.options), notes)
+    return Inputs(chain(first, records), count_rows(sources, reader.options), notes)
 
 
 def _report_bad(
@@ -101,33 +101,25 @@ def _report_bad(
             on_bad(row)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of files in order, each an input, a record that cannot be used, or None if it is not wanted."""
-
-    rows: Iterator[InputRecord | BadRecord | None]
-    #: As for `Inputs`.
-    total: int | None
-    notes: list[str]
-
-
 def read_rows(
     sources: Sequence[str],
     roles: Roles,
     columns: Mapping[str, str] | None = None,
     options: ReadOptions | None = None,
     wanted: Callable[[int], bool] = lambda number: True,
-) -> Rows:
-    """Reads all rows of files, so that the number of a row depends on the files alone.
+    notes: list[str] | None = None,
+) -> Iterator[InputRecord | BadRecord | None]:
+    """Yields all rows of files, also those that cannot be used, so that their numbers depend on the files alone.
 
-    Rows whose number, counted from 0, is not `wanted` are passed over without a look at their content.
+    A row whose number, counted from 0, is not `wanted` is None, without a look at its content. `notes` receives those
+    of `Inputs`.
     """
-    notes: list[str] = []
-    reader = _Reader(roles, dict(columns or {}), options or ReadOptions(), notes)
-    return Rows(reader.read(sources, wanted), _count_all(sources, reader.options), notes)
+    reader = _Reader(roles, dict(columns or {}), options or ReadOptions(), [] if notes is None else notes)
+    return reader.read(sources, wanted)
 
 
-def _count_all(sources: Iterable[str], options: ReadOptions) -> int | None:
+def count_rows(sources: Iterable[str], options: ReadOptions) -> int | None:
+    """The number of rows where it is known without parsing the files."""
     counts = [_count(source, options) for source in sources]
     return None if None in counts else sum(count for count in counts if count is not None)
 

@@ -1,0 +1,88 @@
+"""Bulk work on a Ray cluster: a task for Ray Data, and the shards of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from bertblocks.bulk.apply import Apply
+from bertblocks.bulk.plan import Plan
+from bertblocks.bulk.worker import Row, ShardResult, Worker
+from bertblocks.core.requirements import require_packages
+
+#: Shards that wait for each actor, so that none waits for the reader.
+WAITING = 1
+
+
+def map_dataset(
+    dataset: Any, task: str, model: str, *, workers: int = 1, threads: int = 1, rows: int = 4096, **options: Any
+) -> Any:
+    """Adds the result columns of a task to a Ray dataset, with `workers` actors of `threads` CPUs each.
+
+    `rows` are the rows of a batch; `options` are those of `Apply`.
+    """
+    require_packages(["ray"], "map_dataset")
+    import ray.data
+
+    options["predictor"] = {**options.get("predictor", {}), "threads": threads}
+    return dataset.map_batches(
+        Apply,
+        fn_constructor_args=(task, model),
+        fn_constructor_kwargs=options,
+        batch_format="pyarrow",
+        batch_size=rows,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_cpus=threads,
+        runtime_env=_environment(threads),
+    )
+
+
+def run_on_ray(
+    plan: Plan, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
+) -> Iterator[ShardResult]:
+    """Computes the shards of a job in as many actors as the cluster has room for; this process reads the rows.
+
+    All nodes must see the output folder and the model. A lost actor is replaced, and its shard computed again.
+    """
+    require_packages(["ray"], "--on ray")
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, else one on this machine
+    threads = plan.settings.threads or 1
+    plan = replace(plan, settings=replace(plan.settings, threads=threads))
+    actor = ray.remote(Worker).options(
+        num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=_environment(threads)
+    )
+    idle = [actor.remote(plan) for _ in range(max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))]
+    most = len(idle) * (1 + WAITING)
+    busy: dict[Any, Any] = {}
+    for number, rows in shards:
+        if len(busy) == most:
+            yield from _collect(busy, idle, on_rows)
+        worker = idle.pop(0)
+        busy[worker.run.remote(number, list(rows))] = worker
+        idle.append(worker)
+    while busy:
+        yield from _collect(busy, idle, on_rows)
+
+
+def _collect(busy: dict[Any, Any], idle: list[Any], on_rows: Callable[[int], None]) -> Iterator[ShardResult]:
+    """The results of the shards that are ready, of at least one."""
+    import ray
+
+    ready, _ = ray.wait(list(busy), num_returns=1)
+    for reference in ready:
+        worker = busy.pop(reference)
+        idle.remove(worker)
+        idle.insert(0, worker)
+        result: ShardResult = ray.get(reference)
+        on_rows(result.rows)
+        yield result
+
+
+def _environment(threads: int) -> dict[str, Any]:
+    """Keeps libraries from starting a thread for every core of the node in every actor."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {"env_vars": {name: str(threads) for name in names}}
