@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bertblocks.bulk.settings import WINDOW, check_options
@@ -25,7 +26,7 @@ class Apply:
     `columns` names the column of a role (text, text_pair, query, document, question, context, words) where it does not
     have a usual name. `options` are those of the `Predictor`'s method, and `predictor` those of the `Predictor` itself.
     int8 embeddings need `ranges`. A row that cannot be used is an error, or with `on_error="skip"` has no result and a
-    reason in the column `error`. The model is loaded at the first batch of each process, and is never pickled.
+    reason in the column `error`. Each process loads the model at its first batch; a pickled `Apply` does not hold it.
     """
 
     def __init__(
@@ -47,18 +48,10 @@ class Apply:
         self.options = check_options(task, options or {})
         if self.options.get("precision") == "int8" and self.options.get("ranges") is None:
             raise ValueError("precision is 'int8', which needs ranges, such as ranges.npy of a bulk job.")
-        self._opened: Predictor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
 
     @property
     def predictor(self) -> Predictor:
-        if self._opened is None:
-            from bertblocks.tasks.predictor import Predictor
-
-            self._opened = Predictor(self.model, **self.settings)
-        return self._opened
+        return _open(self.model, tuple(sorted(self.settings.items())))
 
     def types(self) -> dict[str, Any]:
         """The Arrow types of the result columns."""
@@ -114,6 +107,13 @@ class Apply:
         if role in self.columns:
             return find_key(self.columns[role], names)
         return next((key for name in KNOWN_NAMES[role] if (key := find_key(name, names)) is not None), None)
+
+
+@lru_cache(maxsize=1)  # engines use a process for several tasks, each with its own copy of `Apply`
+def _open(model: str, settings: tuple[tuple[str, Any], ...]) -> Predictor:
+    from bertblocks.tasks.predictor import Predictor
+
+    return Predictor(model, **dict(settings))
 
 
 def _to_numpy(values: list[Any]) -> Any:

@@ -55,31 +55,33 @@ def run_on_ray(
     actor = ray.remote(Worker).options(
         num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=_environment(threads)
     )
-    idle = [actor.remote(plan) for _ in range(max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))]
-    most = len(idle) * (1 + WAITING)
+    workers = [actor.remote(plan) for _ in range(max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))]
+    most = len(workers) * (1 + WAITING)
     busy: dict[Any, Any] = {}
     for number, rows in shards:
         if len(busy) == most:
-            yield from _collect(busy, idle, on_rows)
-        worker = idle.pop(0)
+            yield _collect(busy, on_rows)
+        waiting = list(busy.values())
+        worker = min(workers, key=waiting.count)
         busy[worker.run.remote(number, list(rows))] = worker
-        idle.append(worker)
     while busy:
-        yield from _collect(busy, idle, on_rows)
+        yield _collect(busy, on_rows)
+    for worker in workers:
+        ray.kill(worker)
 
 
-def _collect(busy: dict[Any, Any], idle: list[Any], on_rows: Callable[[int], None]) -> Iterator[ShardResult]:
-    """The results of the shards that are ready, of at least one."""
+def _collect(busy: dict[Any, Any], on_rows: Callable[[int], None]) -> ShardResult:
+    """The result of a shard that is ready."""
     import ray
 
-    ready, _ = ray.wait(list(busy), num_returns=1)
-    for reference in ready:
-        worker = busy.pop(reference)
-        idle.remove(worker)
-        idle.insert(0, worker)
-        result: ShardResult = ray.get(reference)
-        on_rows(result.rows)
-        yield result
+    (ready,), _ = ray.wait(list(busy), num_returns=1)
+    del busy[ready]
+    try:
+        result: ShardResult = ray.get(ready)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    on_rows(result.rows)
+    return result
 
 
 def _environment(threads: int) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def get_task(name: str) -> BulkTask:
     return TASKS[name]
 
 
-def sparse_columns(vector: Any) -> dict[str, Any]:
+def _sparse_columns(vector: Any) -> dict[str, Any]:
     """The entries as Text Embeddings Inference's `/embed_sparse` returns them."""
     pairs = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
     return {"sparse_embedding": [{"index": index, "value": round(value, 7)} for index, value in pairs]}
 
 
-def fill_mask_columns(masks: Any) -> dict[str, Any]:
+def _fill_mask_columns(masks: Any) -> dict[str, Any]:
     return {"masks": [[asdict(filling) for filling in mask] for mask in masks]}
 
 
@@ -106,7 +106,7 @@ def _as_pair(value: Any) -> Any:
 
 TASKS: dict[str, BulkTask] = {
     "embed": BulkTask("encode", Roles([("text",)]), lambda vector: {"embedding": vector}, _embed_types),
-    "sparse": BulkTask("encode_sparse", Roles([("text",)]), sparse_columns, _fixed(sparse_embedding="list<entry>")),
+    "sparse": BulkTask("encode_sparse", Roles([("text",)]), _sparse_columns, _fixed(sparse_embedding="list<entry>")),
     "multi": BulkTask("encode_multi", Roles([("text",)]), lambda vectors: {"vectors": list(vectors)}, _multi_types),
     "rerank": BulkTask(
         "rerank",
@@ -135,5 +135,5 @@ TASKS: dict[str, BulkTask] = {
             best="list<span>",
         ),
     ),
-    "fill-mask": BulkTask("fill_mask", Roles([("text",)]), fill_mask_columns, _fixed(masks="list<list<filling>>")),
+    "fill-mask": BulkTask("fill_mask", Roles([("text",)]), _fill_mask_columns, _fixed(masks="list<list<filling>>")),
 }

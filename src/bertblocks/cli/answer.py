@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
 from bertblocks.text.inputs import Roles
 
@@ -34,11 +34,11 @@ def answer(
     return Prediction(
         "answer",
         {"n_best": n_best, "max_answer_tokens": max_answer_tokens, "no_answer_threshold": no_answer_threshold},
-        Roles([("question", "context")] if question is None else [("context",), ("text",)]),
+        TASKS["answer"].roles if question is None else Roles([("context",), ("text",)]),
         header={"place": 12, "score": 8, "answer": 32, "question": 0},
         to_rows=lambda item, result: [
             (f"{result.start}-{result.end}", f"{result.score:.3f}", result.text or "-", item[0])
         ],
-        to_json=lambda item, result: {"question": item[0], **asdict(result)},
+        to_json=lambda item, result: {"question": item[0], **TASKS["answer"].to_columns(result)},
         make_input=ask,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
-from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     from bertblocks.tasks.classify.predictions import Classification
@@ -24,10 +23,10 @@ def classify(
     return Prediction(
         "classify",
         {"top_k": top_k, "threshold": threshold},
-        Roles([("text",)], optional=("text_pair",)),
+        TASKS["classify"].roles,
         header={"score": 8, "label": 24, "text": 0},
         to_rows=_to_rows,
-        to_json=lambda item, result: {"text": item, **asdict(result)},
+        to_json=lambda item, result: {"text": item, **TASKS["classify"].to_columns(result)},
         make_input=lambda item: (item, pair) if pair is not None and isinstance(item, str) else item,
     )
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
 from bertblocks.cli.source import fail
-from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +46,10 @@ def embed(
     return Prediction(
         "encode",
         options,
-        Roles([("text",)]),
+        TASKS["embed"].roles,
         header={"embedding": 36, "text": 0},
         to_rows=lambda item, vector: [(_abbreviate(vector), item)],
-        to_json=lambda item, vector: {"text": item, "embedding": vector},
+        to_json=lambda item, vector: {"text": item, **TASKS["embed"].to_columns(vector)},
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
-from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     from bertblocks.tasks.fill_mask import Filling
@@ -22,10 +21,10 @@ def fill_mask(
     return Prediction(
         "fill_mask",
         {"top_k": top_k},
-        Roles([("text",)]),
+        TASKS["fill-mask"].roles,
         header={"mask": 4, "score": 8, "token": 16, "text": 0},
         to_rows=_to_rows,
-        to_json=lambda item, masks: {"text": item, "masks": [[asdict(filling) for filling in mask] for mask in masks]},
+        to_json=lambda item, masks: {"text": item, **TASKS["fill-mask"].to_columns(masks)},
     )
 
 

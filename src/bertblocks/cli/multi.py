@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
-from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
@@ -30,12 +30,12 @@ def multi(
     return Prediction(
         "encode_multi",
         {"role": role, "pool_factor": pool_factor},
-        Roles([("text",)]),
+        TASKS["multi"].roles,
         header={"vectors": 7, "dimensions": 10, "text": 32, "tokens": 0},
         to_rows=lambda item, vectors: [
             (str(len(vectors)), str(vectors.shape[1]), _cut(item), " ".join(shown.of(item)))
         ],
-        to_json=lambda item, vectors: {"text": item, "tokens": shown.of(item), "vectors": list(vectors)},
+        to_json=lambda item, vectors: {"text": item, "tokens": shown.of(item), **TASKS["multi"].to_columns(vectors)},
         on_open=shown.open,
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import BadInputs, Input, Prediction, PredictOptions, predict_command, read_files
 from bertblocks.text.inputs import InputRecord, Roles
 
@@ -35,10 +35,10 @@ def rerank(
     return Prediction(
         "rerank",
         {"top_k": top_k},
-        Roles([("query", "document")]),
+        TASKS["rerank"].roles,
         header={"score": 10, "document": 8, "text": 0},
         to_rows=_to_rows,
-        to_json=lambda item, ranked: {"query": item[0], "documents": [asdict(document) for document in ranked]},
+        to_json=lambda item, ranked: {"query": item[0], **TASKS["rerank"].to_columns(ranked)},
         read=_read,
     )
 

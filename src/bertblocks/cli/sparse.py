@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
-from bertblocks.text.inputs import Roles
 
 if TYPE_CHECKING:
     from bertblocks.tasks.predictor import Predictor
@@ -35,10 +35,10 @@ def sparse(
     return Prediction(
         "encode_sparse",
         {"role": role, "top_k": top_k},
-        Roles([("text",)]),
+        TASKS["sparse"].roles,
         header={"active": 6, "weight": 7, "token": 16, "text": 0},
         to_rows=tokens.to_rows,
-        to_json=lambda item, vector: {"text": item, "sparse_embedding": _to_list(vector)},
+        to_json=lambda item, vector: {"text": item, **TASKS["sparse"].to_columns(vector)},
         on_open=tokens.open,
     )
 
@@ -57,9 +57,3 @@ class _Tokens:
             for name, value in zip(names, vector.values[order].tolist(), strict=True)
         ]
         return rows or [("0", "", "", text)]
-
-
-def _to_list(vector: SparseVector) -> list[dict[str, Any]]:
-    """The entries as Text Embeddings Inference's `/embed_sparse` returns them."""
-    pairs = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
-    return [{"index": index, "value": round(value, 7)} for index, value in pairs]

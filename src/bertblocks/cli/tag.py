@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 import typer
 
+from bertblocks.bulk.tasks import TASKS
 from bertblocks.cli.predict import Prediction, predict_command
-from bertblocks.text.inputs import Roles
 
 
 @predict_command
@@ -25,10 +24,10 @@ def tag(
     return Prediction(
         "tag",
         {"level": level},
-        Roles([("words",), ("text",)]),
+        TASKS["tag"].roles,
         header={"place": 12, "score": 8, "label": 12, "text": 0},
         to_rows=lambda item, tags: [
             (f"{tag.start}-{tag.end}", f"{tag.score:.4f}", tag.label, tag.text) for tag in tags
         ],
-        to_json=lambda item, tags: {"text": item, "tags": [asdict(tag) for tag in tags]},
+        to_json=lambda item, tags: {"text": item, **TASKS["tag"].to_columns(tags)},
     )
