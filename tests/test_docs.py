@@ -46,7 +46,7 @@ PAGES = [
 ROOM_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(PACKAGE.glob("*/README.md"))]
 DOCUMENTS = [*PAGES, *ROOM_PAGES]
 #: Files that the documents name but the repository does not hold, because they belong to a checkpoint or a run.
-OUTPUTS = {"config.json", "model.safetensors", "model/", "result.json", "results.json", "run.json"}
+OUTPUTS = {"config.json", "manifest.json", "model.safetensors", "model/", "result.json", "results.json", "run.json"}
 
 
 @dataclass(frozen=True)
