@@ -110,7 +110,7 @@ def test_tasks_give_what_the_predictor_gives(models: dict[str, str], tmp_path: P
     tables = {name: write_jsonl(tmp_path / "pairs.jsonl", pairs) for name in ("answer", "rerank")}
     masked = [{"text": f"{text} [MASK]"} for text in texts]
     tables["fill-mask"] = write_jsonl(tmp_path / "masked.jsonl", masked)
-    found = {}
+    found: dict[str, Any] = {}
     for task, options in {
         "classify": {"top_k": 2},
         "sparse": {"top_k": 4},
@@ -141,8 +141,9 @@ def test_tasks_give_what_the_predictor_gives(models: dict[str, str], tmp_path: P
     assert [(row["text"], row["start"]) for row in found["answer"]] == [(a.text, a.start) for a in answers]
     assert [row["query"] for row in found["answer"]] == texts
     ranked = open_predictor("rerank").rerank(texts, [["plain words"]] * 20)
-    scores = [row["documents"][0]["score"] for row in found["rerank"]]
-    assert scores == pytest.approx([documents[0].score for documents in ranked], abs=1e-5)
+    assert [row["documents"][0]["score"] for row in found["rerank"]] == pytest.approx(
+        [documents[0].score for documents in ranked], abs=1e-5
+    )
     fillings = open_predictor("fill-mask").fill_mask([row["text"] for row in masked], top_k=2)
     assert [[f["id"] for f in row["masks"][0]] for row in found["fill-mask"]] == [
         [filling.id for filling in masks[0]] for masks in fillings
@@ -303,6 +304,7 @@ def test_a_foreign_folder_and_a_second_worker_are_refused(models: dict[str, str]
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(ValueError, match=r"is not empty and has no manifest\.json: it holds mine\.txt"):
         run("embed", models["embed"], [table], tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
     with OutputFolder(str(tmp_path / "two")).claimed(0, 2):
         with pytest.raises(ValueError, match="another process is running as worker 0/2"):
             run("embed", models["embed"], [table], tmp_path / "two", shard=(0, 2))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -20,6 +21,8 @@ from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from bertblocks import Predictor, convert
+from bertblocks.bulk.job import run_bulk
+from bertblocks.bulk.settings import BulkSettings
 from bertblocks.checkpoints.sentence_transformers import find_kind
 from bertblocks.checkpoints.sentence_transformers.multi_vector import read_multi_vector, save_multi_vector
 from bertblocks.tasks.multi import score_multi
@@ -247,6 +250,16 @@ def test_results_do_not_depend_on_batches_and_streams(folder: Path) -> None:
     for found in (one.encode_multi(texts), list(many.stream("encode_multi", iter(texts)))):
         for own, reference in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, reference, atol=1e-5)
+
+
+def test_a_bulk_job_writes_their_vectors(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(DOCUMENTS))
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "options": {"role": "document"}}
+    run_bulk(BulkSettings("multi", str(folder), [str(tmp_path / "in.txt")], str(tmp_path / "out"), **options))
+    found = parquet.read_table(tmp_path / "out" / "part-00000.parquet").column("vectors").to_pylist()
+    expected = MultiVectorEncoder(str(folder), device="cpu").encode_document(DOCUMENTS)
+    for own, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, reference.numpy(), atol=1e-5)
 
 
 def test_windows_of_a_long_document_each_begin_with_the_marker(folder: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
 from bertblocks.bulk.folder import OutputFolder
-from bertblocks.bulk.manifest import MANIFEST, claim_folder, read_manifest
+from bertblocks.bulk.manifest import MANIFEST, check_folder, claim_folder, read_manifest
 from bertblocks.bulk.plan import Plan, make_plan
 from bertblocks.bulk.settings import BulkSettings
 from bertblocks.bulk.worker import Row, ShardResult, Worker, shard_name
@@ -72,6 +72,7 @@ def run_bulk(
     for note in plan.notes:
         logger.info(note)
     folder = OutputFolder(settings.output)
+    check_folder(folder, plan.manifest)  # before a lock leaves its file in a foreign folder
     with folder.claimed(*settings.shard):
         with folder.locked():
             plan = replace(plan, manifest=claim_folder(folder, plan.manifest))

@@ -63,15 +63,26 @@ def read_manifest(folder: OutputFolder) -> dict[str, Any] | None:
 
 def claim_folder(folder: OutputFolder, manifest: dict[str, Any]) -> dict[str, Any]:
     """Writes the manifest of a new job, or returns that of the same job; raises an error for another one."""
-    manifest = {"format": FORMAT, "bertblocks": __version__, **manifest}
+    known = check_folder(folder, manifest)
+    if known is None:
+        known = {**_complete(manifest), "rows": None}
+        folder.write_json(MANIFEST, known)
+    return known
+
+
+def _complete(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"format": FORMAT, "bertblocks": __version__, **manifest}
+
+
+def check_folder(folder: OutputFolder, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest in a folder, None in an empty one; raises an error if the folder does not belong to the job."""
     known = read_manifest(folder)
     if known is None:
         others = sorted(folder.list_names())
         if others:
             raise BulkError(f"{folder.name} is not empty and has no {MANIFEST}: it holds {others[0]}.")
-        folder.write_json(MANIFEST, {**manifest, "rows": None})
-        return {**manifest, "rows": None}
-    different = _find_difference(known, manifest)
+        return None
+    different = _find_difference(known, _complete(manifest))
     if different is not None:
         name, before, now = different
         raise BulkError(

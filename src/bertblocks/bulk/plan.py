@@ -45,8 +45,9 @@ def make_plan(settings: BulkSettings) -> Plan:
 
     device = torch.device(settings.device or choose_device())
     dtype = settings.dtype or str(choose_dtype(device)).removeprefix("torch.")
-    places = {"model": str(checkpoint.resolve()), "device": str(device), "dtype": None if settings.int8 else dtype}
-    settings = replace(settings, options=options, **places)
+    settings = replace(settings, options=options, model=str(checkpoint.resolve()), device=str(device))
+    if not settings.int8:
+        settings = replace(settings, dtype=dtype)
     keys = _choose_keys(settings, sample)
     manifest = {
         "task": settings.task,

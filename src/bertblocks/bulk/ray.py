@@ -52,7 +52,7 @@ def run_on_ray(
         ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, else one on this machine
     threads = plan.settings.threads or 1
     plan = replace(plan, settings=replace(plan.settings, threads=threads))
-    actor = ray.remote(Worker).options(
+    actor: Any = ray.remote(Worker).options(
         num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=_environment(threads)
     )
     workers = [actor.remote(plan) for _ in range(max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))]

@@ -61,7 +61,7 @@ def _multi_types(predictor: Predictor, options: Mapping[str, Any]) -> dict[str, 
 def _classify_types(predictor: Predictor, options: Mapping[str, Any]) -> dict[str, Any]:
     import pyarrow as pa
 
-    names: Mapping[int, str] = predictor.model.config.id2label or {}
+    names: Mapping[Any, str] = predictor.model.config.id2label or {}
     scores = pa.struct([(names[index], pa.float32()) for index in sorted(names)])
     return {"labels": pa.list_(pa.string()), "scores": scores, "is_regression": pa.bool_()}
 
