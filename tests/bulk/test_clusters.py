@@ -26,7 +26,7 @@ TEXTS = [row["text"] for row in ROWS]
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="ray is not installed; it is no development dependency because of its size")
-    ray.init(num_cpus=2, log_to_driver=False)
+    ray.init(num_cpus=4, log_to_driver=False)  # Ray Data needs some for its own tasks
     yield ray
     ray.shutdown()
 
@@ -34,7 +34,9 @@ def ray_cluster() -> Iterator[Any]:
 def test_ray_data(ray_cluster: Any, models: dict[str, str]) -> None:
     from bertblocks.bulk.ray import map_dataset
 
-    dataset = ray_cluster.data.from_arrow(pa.Table.from_pylist(ROWS)).repartition(4)
+    dataset = ray_cluster.data.from_arrow(
+        [pa.Table.from_pylist(ROWS[start : start + 50]) for start in range(0, 200, 50)]
+    )
     options: dict[str, Any] = {"workers": 2, "rows": 32, "predictor": {"dtype": torch.float32}}
     found = {row["id"]: row for row in map_dataset(dataset, "embed", models["embed"], **options).take_all()}
     assert sorted(found) == list(range(200))

@@ -110,6 +110,9 @@ class _Job:
     _seen: int = 0
 
     def __post_init__(self) -> None:
+        self._find_done()
+
+    def _find_done(self) -> None:
         ending = self.plan.settings.format
         names = self.folder.list_names()
         self.done = {number for name in names if (number := _parse_name(name, ending)) is not None}
@@ -218,10 +221,8 @@ class _Job:
         self.on_event(event)
 
     def result(self, seconds: float) -> BulkResult:
+        self._find_done()  # other workers may have finished theirs meanwhile
         is_complete = self.input_rows is not None and not self.missing(self.input_rows)
-        if self.input_rows is not None and not is_complete:  # other workers may have finished meanwhile
-            self.__post_init__()
-            is_complete = not self.missing(self.input_rows)
         return BulkResult(
             self.folder.name, self.rows, self.bad_rows, self.shards, seconds, is_complete, self.input_rows
         )
