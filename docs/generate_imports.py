@@ -28,6 +28,7 @@ ROOMS = [
     "tasks",
     "search",
     "serve",
+    "bulk",
     "training",
     "evaluation",
     "flax",
