@@ -253,13 +253,13 @@ def test_batches_do_not_depend_on_when_rows_arrive(models: dict[str, str]) -> No
                 time.sleep(seconds)
             yield text
 
-    forward = predictor._engine._forward
+    forward = predictor._engine.forward
 
     def watch(pipeline: Any, segments: Any) -> Any:
         sizes[-1].append(len(segments))
         return forward(pipeline, segments)
 
-    predictor._engine._forward = watch  # type: ignore[method-assign]
+    predictor._engine.forward = watch  # type: ignore[method-assign]
     for seconds in (0.0, 0.08):  # longer than the pause after which a stream without a window starts
         sizes.append([])
         list(predictor.stream("encode", pausing(seconds), window=16))
