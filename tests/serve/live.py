@@ -21,7 +21,7 @@ from bertblocks import Predictor, from_huggingface
 from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, save_multi_vector
 from bertblocks.serve.app import make_app
 from bertblocks.serve.models import ModelSet, ServedModel
-from bertblocks.serve.runner import ThreadRunner
+from bertblocks.serve.runner import make_threads
 from bertblocks.serve.scheduler import Scheduler
 from bertblocks.serve.settings import ServeSettings
 from tests.small_tokenizers import wrap
@@ -65,7 +65,7 @@ def make_models(folder: Path) -> tuple[ModelSet, dict[str, Any]]:
 def serve(folder: Path, **settings: Any) -> Iterator[Live]:
     models, theirs = make_models(folder)
     options = ServeSettings(**{"max_inputs": MAX_INPUTS, **settings})
-    scheduler = Scheduler(models, lambda queue: [ThreadRunner(models, queue)], queue_tokens=options.queue_tokens)
+    scheduler = Scheduler(models, lambda queue: make_threads(models, queue, 1), queue_tokens=options.queue_tokens)
     with listen(make_app(models, scheduler, options), scheduler) as url:
         yield Live(url, models, theirs, wrap("wordpiece"))
 

@@ -51,12 +51,12 @@ def test_jobs_that_cannot_share_a_forward_pass_do_not_share_a_batch() -> None:
 def test_short_jobs_overtake_long_ones_until_these_have_aged() -> None:
     lanes = Lanes(budget=1000)
     long = make_job([SHORT_TOKENS + 1], arrived=0.0)
-    early, late = make_job([5], arrived=0.01), make_job([5], arrived=AGEING + 0.01)
+    early, late = make_job([5], arrived=AGEING / 2), make_job([5], arrived=2 * AGEING)
     lanes.add(long)
     lanes.add(early)
-    assert lanes.take(0.02).jobs == [early]
+    assert lanes.take(AGEING / 2).jobs == [early]
     lanes.add(late)
-    batch = lanes.take(AGEING + 0.02)
+    batch = lanes.take(2 * AGEING)
     assert (batch.jobs, batch.is_short) == ([long], False)
     assert lanes.take_short().jobs == [late]
 
@@ -123,5 +123,5 @@ def test_long_jobs_are_never_starved(busy: bool) -> None:
         batch = lanes.take(now)
         if not batch.is_short:
             break
-        now += 0.05
-    assert now <= AGEING + 0.051
+        now += 0.001
+    assert now <= AGEING + 0.0011

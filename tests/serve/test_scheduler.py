@@ -30,7 +30,7 @@ from bertblocks.serve.errors import (
 from bertblocks.serve.lanes import Batch
 from bertblocks.serve.models import METHODS, ModelSet, ServedModel
 from bertblocks.serve.observer import Observer
-from bertblocks.serve.runner import ThreadRunner
+from bertblocks.serve.runner import LocalRunner, make_threads
 from bertblocks.serve.scheduler import Scheduler, warm_up
 from tests.serve.models import TEXTS, make_models, make_predictor
 
@@ -41,7 +41,7 @@ def models() -> ModelSet:
 
 
 def in_thread(models: ModelSet) -> Callable[[BatchQueue], Sequence[threading.Thread]]:
-    return lambda queue: [ThreadRunner(models, queue)]
+    return lambda queue: make_threads(models, queue, threads=1)
 
 
 def serve(models: ModelSet, work: Callable[[Scheduler], Awaitable[Any]], **options: Any) -> Any:
@@ -65,13 +65,13 @@ class Gate(threading.Thread):
         super().__init__(daemon=True)
         self.opened = threading.Event()
         self.batches: list[Batch] = []
-        self._queue, self._runner = queue, ThreadRunner(models, queue)
+        self._queue, self._runner = queue, LocalRunner(models, queue, threads=1)
 
     def run(self) -> None:
         while (batch := self._queue.take()) is not None:
             self.opened.wait()
             self.batches.append(batch)
-            self._runner._run(batch)
+            self._runner.run(batch)
 
 
 async def with_gate(models: ModelSet, work: Callable[[Scheduler, Gate], Awaitable[Any]], **options: Any) -> Any:

@@ -30,7 +30,8 @@ class Engine:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         self.model = model
-        self.threads = threads or choose_threads()
+        #: None: those that the caller has set.
+        self.threads: int | None = threads or choose_threads()
         self.token_budget = token_budget or choose_token_budget(model.device, self.threads)
         #: Inputs, tokens and seconds of the latest run.
         self.stats = RunStats()

@@ -37,10 +37,10 @@ def choose_dtype(device: torch.device) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def limited_threads(threads: int) -> Iterator[None]:
-    """Sets torch's number of threads inside a `with` block and restores the caller's afterwards."""
+def limited_threads(threads: int | None) -> Iterator[None]:
+    """Sets torch's number of threads inside a `with` block and restores the caller's afterwards; None keeps it."""
     before = torch.get_num_threads()
-    if threads == before:
+    if threads is None or threads == before:
         yield
         return
     torch.set_num_threads(threads)

@@ -23,7 +23,9 @@ class BatchQueue:
     def __init__(self, budget: int, observer: Observer) -> None:
         self._lanes = Lanes(budget)
         self._observer = observer
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        #: The threads that wait, in the order in which they are woken, the first at the end.
+        self._idle: list[threading.Condition] = []
         self._is_closed = False
         #: Called when a short job arrives, from the thread that adds it.
         self.on_short: list[Callable[[], None]] = []
@@ -31,26 +33,32 @@ class BatchQueue:
         self.speed = 0.0
 
     def add(self, job: Job) -> None:
-        with self._changed:
+        with self._lock:
             self._lanes.add(job)
             self._count(job.tokens)
-            self._changed.notify()
+            if self._idle:
+                self._idle.pop().notify()
         if job.is_short:
             for notify in self.on_short:
                 notify()
 
-    def take(self) -> Batch | None:
-        """Waits for the next batch; returns None when the queue is closed and empty."""
-        with self._changed:
+    def take(self, is_primary: bool = True) -> Batch | None:
+        """Waits for the next batch; returns None when the queue is closed and empty.
+
+        A primary thread is woken before others.
+        """
+        with self._lock:
             while True:
                 batch = self._lanes.take(time.perf_counter())
                 if batch is not None or self._is_closed:
                     return self._begin(batch)
-                self._changed.wait()
+                own = threading.Condition(self._lock)
+                self._idle.insert(len(self._idle) if is_primary else 0, own)
+                own.wait()
 
     def take_short(self) -> Batch | None:
         """The next batch of short requests, without waiting."""
-        with self._changed:
+        with self._lock:
             return self._begin(self._lanes.take_short())
 
     @property
@@ -69,7 +77,7 @@ class BatchQueue:
         """Hands out the outputs of a batch that ran for some seconds."""
         now, tokens = time.perf_counter(), batch.tokens
         done = []
-        with self._changed:
+        with self._lock:
             self._count(-tokens)
             if 2 * tokens >= self._lanes.budget:  # smaller batches are slower, and do not occur when it matters
                 speed = tokens / max(seconds, 1e-6)
@@ -81,14 +89,14 @@ class BatchQueue:
                 if job.remaining == 0 and not job.is_over:
                     job.is_over, job.ended = True, now
                     done.append(job)
-        lane = "short" if batch.is_short else "long"
-        self._observer.batch(model, batch.key.method, lane, tokens, len(batch.entries), seconds)
         for job in done:
             job.on_done(None)
+        lane = "short" if batch.is_short else "long"
+        self._observer.batch(model, batch.key.method, lane, tokens, len(batch.entries), seconds)
 
     def fail(self, batch: Batch, error: Exception) -> None:
         """Ends all jobs of a batch with an error."""
-        with self._changed:
+        with self._lock:
             self._count(-batch.tokens)
         for job in batch.jobs:
             if self.drop(job):
@@ -96,7 +104,7 @@ class BatchQueue:
 
     def drop(self, job: Job) -> bool:
         """Forgets what has not run of a job that nobody waits for. Returns whether it was not over yet."""
-        with self._changed:
+        with self._lock:
             if job.is_over:
                 return False
             job.is_over = True
@@ -105,9 +113,10 @@ class BatchQueue:
 
     def close(self) -> None:
         """Lets threads that wait return once the queue is empty."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            while self._idle:
+                self._idle.pop().notify()
 
     def _count(self, tokens: int) -> None:
         self.tokens += tokens

@@ -13,8 +13,8 @@ from bertblocks.serve.models import PipelineKey
 
 #: A request of at most this many tokens is short.
 SHORT_TOKENS = 64
-#: While short requests keep coming, long ones get a batch after this many seconds.
-AGEING = 0.25
+#: While short requests keep coming, long ones get a batch after this many seconds. Short ones overtake within it.
+AGEING = 0.01
 #: A long request lets another, that arrives up to this many seconds per token of its own later, overtake it.
 SECONDS_PER_TOKEN = 1e-4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,14 +10,16 @@ from typing import Any
 
 import torch
 
+from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.log import logger
+from bertblocks.inference.hardware import choose_token_budget
 from bertblocks.serve.app import make_app
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.front import Service
 from bertblocks.serve.metrics import Metrics
 from bertblocks.serve.models import ModelSet, ServedModel
 from bertblocks.serve.processes import ProcessRunner, WorkerFactory, can_fork
-from bertblocks.serve.runner import ThreadRunner
+from bertblocks.serve.runner import make_threads
 from bertblocks.serve.scheduler import Scheduler
 from bertblocks.serve.settings import ServeSettings
 from bertblocks.tasks.predictor import Predictor
@@ -26,11 +27,9 @@ from bertblocks.tasks.predictor import Predictor
 
 def load_models(sources: Sequence[str], settings: ServeSettings, options: Mapping[str, Any]) -> ModelSet:
     """Loads checkpoints, each given as PATH or NAME=PATH, with options of `Predictor`."""
-    if settings.workers:
-        if not can_fork():
-            raise ValueError(f"workers is {settings.workers}; worker processes require Linux, use 0 here.")
-        torch.set_num_threads(1)
-        options = {**options, "threads": 1}
+    if settings.workers and not can_fork():
+        raise ValueError(f"workers is {settings.workers}; worker processes require Linux, use 0 here.")
+    torch.set_num_threads(1)  # OpenMP's threads would not survive a fork, and compete with those that run the model
     models = []
     for name, path in [parse_source(source) for source in sources]:
         began = time.perf_counter()
@@ -55,21 +54,22 @@ def parse_source(source: str) -> tuple[str, str]:
 
 
 def make_service(models: ModelSet, settings: ServeSettings, metrics: Metrics, threads: int | None) -> Service:
-    """The routes of models, and what runs them: a thread, or processes of some threads each."""
+    """The routes of models, and what runs them: threads, or processes of some threads each."""
+    threads = threads or max(1, allowed_cpus() // max(settings.workers, 1))
     if settings.workers:
-        factory = WorkerFactory(models, threads or max(1, (os.cpu_count() or 1) // settings.workers))
+        factory = WorkerFactory(models, threads)
 
     def make_runners(queue: BatchQueue) -> list[threading.Thread]:
         if settings.workers:
             return [ProcessRunner(models, queue, factory) for _ in range(settings.workers)]
-        return [ThreadRunner(models, queue)]
+        return make_threads(models, queue, threads)
 
     scheduler = Scheduler(
         models,
         make_runners,
         queue_tokens=settings.queue_tokens,
         timeout=settings.timeout,
-        batch_tokens=settings.batch_tokens,
+        batch_tokens=settings.batch_tokens or choose_token_budget(models[0].predictor.model.device, threads) // 4,
         max_text_tokens=settings.max_text_tokens,
         observer=metrics,
     )

@@ -20,8 +20,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-import torch
-
 from bertblocks.core.log import logger
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import WorkerLost
@@ -95,9 +93,6 @@ def _fork_on_request(control: socket.socket, serve: Callable[[Connection], None]
 
 def work(models: ModelSet, threads: int, connection: Connection) -> None:
     """The life of a worker: runs the batches that arrive, short ones also in the middle of a long one."""
-    torch.set_num_threads(threads)
-    for model in models:
-        model.predictor.threads = threads
 
     def run_next() -> None:
         number, key, segments, is_short = connection.recv()
@@ -112,7 +107,8 @@ def work(models: ModelSet, threads: int, connection: Connection) -> None:
         if connection.poll():
             run_next()
 
-    forward = Forward(models, give_way)
+    forward = Forward(models, threads, give_way)
+    forward.use_all_threads()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             run_next()

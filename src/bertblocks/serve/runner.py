@@ -1,4 +1,4 @@
-"""Runs batches in a thread of this process, and lets short requests overtake between layers."""
+"""Runs batches in threads of this process, and lets short requests overtake between layers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from bertblocks.core.log import logger
 from bertblocks.inference.splitting import Segment
 from bertblocks.models import BertBlocksPreTrainedModel
@@ -14,38 +16,92 @@ from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.lanes import Batch
 from bertblocks.serve.models import ModelSet, PipelineKey, Pipelines
 
+#: The share of a long batch's time that short ones may take, and the seconds of it that they may save up.
+SHORT_SHARE, MAX_CREDIT = 0.25, 0.05
+#: Batches that run at the same time in this process, if it has as many CPUs.
+MAX_BATCHES = 4
+
+
+class _State(threading.local):
+    """What a thread does at the moment."""
+
+    #: Whether it may run on several CPUs. Only one thread of a process does: OpenMP has a pool of threads for each that
+    #: does, and once there are more of them than CPUs, all of them wait by sleeping, which takes twice the time.
+    is_primary = False
+    #: The threads that it has told torch.
+    threads = 0
+    #: Whether its batch lets others run before a sublayer, and the seconds that they may take, as of a time.
+    is_interruptible = False
+    credit, updated = MAX_CREDIT, 0.0
+    #: Seconds of other batches during its own.
+    nested = 0.0
+
 
 class Forward:
-    """Runs batches on the calling thread. During a long one, `give_way` is called before each sublayer.
+    """Runs batches on the threads that call it, several at a time.
 
-    A forward pass keeps its state in local variables only, so another may run in between, even of the same model.
+    Batches that run at the same time share `threads`: two of them on two CPUs have one each, which is more work in a
+    second than one after the other on both. A forward pass keeps its state in local variables only, so `give_way`,
+    which is called before sublayers of a long batch, may run another in between, even of the same model.
     """
 
-    def __init__(self, models: ModelSet, give_way: Callable[[], None]) -> None:
-        self._models, self._pipelines, self._give_way = models, Pipelines(models), give_way
-        self._is_interruptible = False
-        #: Seconds of other batches during the current one.
-        self._nested = 0.0
+    def __init__(self, models: ModelSet, threads: int, give_way: Callable[[], None]) -> None:
+        self._models, self._pipelines, self._threads = models, Pipelines(models), threads
+        self._give_way = give_way
+        self._state = _State()
+        #: Batches that run on threads that are not the primary one.
+        self._others = 0
+        self._lock = threading.Lock()
         for model in models:
+            model.predictor.threads = None
             for sublayer in _sublayers(model.predictor.model):
                 sublayer.register_forward_pre_hook(self._before_sublayer)
 
+    def use_all_threads(self) -> None:
+        """Makes the calling thread the primary one."""
+        self._state.is_primary = True
+
     def run(self, key: PipelineKey, segments: Sequence[Segment], is_short: bool) -> tuple[Sequence[Any], float]:
         """The outputs, and the seconds that they took without those of other batches in between."""
-        outer, nested = self._is_interruptible, self._nested
-        self._is_interruptible, self._nested = not is_short, 0.0
+        state = self._state
+        outer = state.is_interruptible, state.nested
+        state.is_interruptible, state.nested = not is_short, 0.0
         started = time.perf_counter()
+        self._count(1)
         try:
+            self._share_threads()
             outputs = self._models[key.model].predictor.forward(self._pipelines[key], segments)
         finally:
+            self._count(-1)
             seconds = time.perf_counter() - started
-            own = seconds - self._nested
-            self._is_interruptible, self._nested = outer, nested + seconds
+            own = seconds - state.nested
+            state.is_interruptible, state.nested = outer[0], outer[1] + seconds
         return outputs, own
 
+    def _count(self, change: int) -> None:
+        if not self._state.is_primary:
+            with self._lock:
+                self._others += change
+
+    def _share_threads(self) -> None:
+        """Gives the primary thread the CPUs that others do not use."""
+        state = self._state
+        threads = max(1, self._threads - self._others) if state.is_primary else 1
+        if threads != state.threads:
+            state.threads = threads
+            torch.set_num_threads(threads)
+
     def _before_sublayer(self, *_: Any) -> None:
-        if self._is_interruptible:
+        state = self._state
+        if not state.is_interruptible:
+            return
+        now = time.perf_counter()
+        state.credit = min(state.credit + SHORT_SHARE * (now - state.updated), MAX_CREDIT)
+        if state.credit > 0:
             self._give_way()
+            state.credit -= time.perf_counter() - now
+        state.updated = now
+        self._share_threads()
 
 
 def _sublayers(model: BertBlocksPreTrainedModel) -> Iterable[Any]:
@@ -54,19 +110,21 @@ def _sublayers(model: BertBlocksPreTrainedModel) -> Iterable[Any]:
         yield layer.mlp
 
 
-class ThreadRunner(threading.Thread):
-    """Runs batches of the queue in this process until the queue is closed."""
+class LocalRunner:
+    """Runs batches of the queue in threads of this process until the queue is closed."""
 
-    def __init__(self, models: ModelSet, queue: BatchQueue) -> None:
-        super().__init__(name="bertblocks-model", daemon=True)
-        self._queue, self._models = queue, models
-        self._forward = Forward(models, self._give_way)
+    def __init__(self, models: ModelSet, queue: BatchQueue, threads: int) -> None:
+        self._models, self._queue = models, queue
+        self._forward = Forward(models, threads, self._give_way)
 
-    def run(self) -> None:
-        while (batch := self._queue.take()) is not None:
-            self._run(batch)
+    def work(self, is_primary: bool) -> None:
+        """The life of a thread."""
+        if is_primary:
+            self._forward.use_all_threads()
+        while (batch := self._queue.take(is_primary)) is not None:
+            self.run(batch)
 
-    def _run(self, batch: Batch) -> None:
+    def run(self, batch: Batch) -> None:
         try:
             outputs, seconds = self._forward.run(batch.key, batch.segments, batch.is_short)
         except Exception as error:
@@ -77,4 +135,15 @@ class ThreadRunner(threading.Thread):
 
     def _give_way(self) -> None:
         if self._queue.has_short and (batch := self._queue.take_short()) is not None:
-            self._run(batch)
+            self.run(batch)
+
+
+def make_threads(models: ModelSet, queue: BatchQueue, threads: int) -> list[threading.Thread]:
+    """Threads that run the models together on a number of CPUs; a GPU runs one batch after the other."""
+    runner = LocalRunner(models, queue, threads)
+    is_on_cpu = all(model.predictor.model.device.type == "cpu" for model in models)
+    count = min(threads, MAX_BATCHES) if is_on_cpu else 1
+    return [
+        threading.Thread(target=runner.work, args=(number == 0,), name="bertblocks-model", daemon=True)
+        for number in range(count)
+    ]

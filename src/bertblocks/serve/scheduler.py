@@ -55,7 +55,7 @@ class Scheduler:
     """Runs requests in shared batches.
 
     `queue_tokens` bounds what waits and runs, `timeout` is the default deadline of a request in seconds, `batch_tokens`
-    the size of batches, by default half of what suits the first model, so that a batch takes less time.
+    the size of batches, small enough that one takes a few hundredths of a second.
     `max_text_tokens` bounds the tokens of an input.
     """
 
@@ -66,13 +66,13 @@ class Scheduler:
         *,
         queue_tokens: int = 200_000,
         timeout: float = 30.0,
-        batch_tokens: int | None = None,
+        batch_tokens: int = 512,
         max_text_tokens: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.models = models
         self.queue_tokens, self.timeout, self.max_text_tokens = queue_tokens, timeout, max_text_tokens
-        self.batch_tokens = batch_tokens or max(models[0].predictor.token_budget // 2, 1)
+        self.batch_tokens = batch_tokens
         self._observer = observer or Observer()
         self._queue = BatchQueue(self.batch_tokens, self._observer)
         self._runners = runners

@@ -350,12 +350,12 @@ class Predictor:
         return self._head.size
 
     @property
-    def threads(self) -> int:
-        """The threads that the model runs on."""
+    def threads(self) -> int | None:
+        """The threads that the model runs on. None: as many as the caller of torch has set."""
         return self._engine.threads
 
     @threads.setter
-    def threads(self, threads: int) -> None:
+    def threads(self, threads: int | None) -> None:
         self._engine.threads = threads
 
     @property
