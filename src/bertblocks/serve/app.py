@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from bertblocks.serve.api import cohere, openai, own, tei
 from bertblocks.serve.api.endpoint import Endpoint, EndpointApp, Server
-from bertblocks.serve.api.errors import error_body
 from bertblocks.serve.api.openapi import make_document, make_page
 from bertblocks.serve.api.status import json_response, status_routes
+from bertblocks.serve.error_bodies import error_body
 from bertblocks.serve.models import ModelSet
 from bertblocks.serve.page import page_routes
 from bertblocks.serve.scheduler import Scheduler

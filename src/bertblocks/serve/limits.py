@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bertblocks.core.console import write_bytes
-from bertblocks.serve.answers import error_body, send_start
+from bertblocks.serve.answers import send_start
+from bertblocks.serve.error_bodies import error_body
 from bertblocks.serve.settings import ServeSettings
 
 if TYPE_CHECKING:

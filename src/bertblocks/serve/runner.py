@@ -127,11 +127,10 @@ class LocalRunner:
     def run(self, batch: Batch) -> None:
         try:
             outputs, seconds = self._forward.run(batch.key, batch.segments, batch.is_short)
+            self._queue.finish(batch, outputs, seconds, self._models[batch.key.model].name)
         except Exception as error:
             logger.exception("A batch failed")
             self._queue.fail(batch, error)
-        else:
-            self._queue.finish(batch, outputs, seconds, self._models[batch.key.model].name)
 
     def _give_way(self) -> None:
         if self._queue.has_short and (batch := self._queue.take_short()) is not None:

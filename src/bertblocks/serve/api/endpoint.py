@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from bertblocks.core.messages import short_repr
-from bertblocks.serve.api.errors import BadRequest, Dialect, answer_exception, describe_invalid, dialect_of
+from bertblocks.serve.api.errors import BadRequest, answer_exception, describe_invalid
 from bertblocks.serve.api.schemas import Body
+from bertblocks.serve.error_bodies import Dialect, dialect_of
 from bertblocks.serve.models import ModelSet, ServedModel
 from bertblocks.serve.scheduler import Outcome, Scheduler
 from bertblocks.serve.settings import ServeSettings

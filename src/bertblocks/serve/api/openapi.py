@@ -12,8 +12,9 @@ from pydantic import BaseModel, TypeAdapter
 
 import bertblocks
 from bertblocks.serve.api.endpoint import MAX_TIMEOUT, RAW, Endpoint
-from bertblocks.serve.api.errors import ERROR_SCHEMAS, MEANINGS, dialect_of
+from bertblocks.serve.api.errors import ERROR_SCHEMAS, MEANINGS
 from bertblocks.serve.api.status import GET_ROUTES
+from bertblocks.serve.error_bodies import dialect_of
 from bertblocks.serve.models import ModelSet
 
 _POST_ERRORS = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)

@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 import bertblocks
 from bertblocks.serve.api.endpoint import Server
-from bertblocks.serve.api.errors import error_body
 from bertblocks.serve.api.openai import ModelCard, ModelList, describe_model
 from bertblocks.serve.api.schemas import Answer
 from bertblocks.serve.api.tei import kind_of
+from bertblocks.serve.error_bodies import error_body
 from bertblocks.serve.models import ServedModel
 
 
