@@ -29,7 +29,7 @@ class Job:
     requests: Sequence[Request]
     arrived: float
     #: Called once, from the thread that ran the last batch, with an error if there was one.
-    on_done: Callable[[Exception | None], None]
+    on_done: Callable[[Exception | None], object]
     tokens: int = 0
     #: Segments that have not run.
     remaining: int = 0
