@@ -185,10 +185,10 @@ def test_a_thousand_connections_at_once(server: Running) -> None:
         assert b'{"size": 5}' in read_all(client)
 
 
-def test_connections_beyond_the_limit_get_503() -> None:
+def test_connections_beyond_the_limit_get_429() -> None:
     with serving(max_connections=3) as server:
         held = [raw(server) for _ in range(3)]
-        assert read_all(raw(server, b"GET /live HTTP/1.1\r\n\r\n"))[:12] == b"HTTP/1.1 503"
+        assert read_all(raw(server, b"GET /live HTTP/1.1\r\n\r\n"))[:12] == b"HTTP/1.1 429"
         held.pop().close()
         deadline = time.monotonic() + 10
         while server.ask("GET", "/live").status != 200:

@@ -38,7 +38,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
-            self._end(503, "Too many connections.")
+            self._end(429, "Too many connections.")
         else:
             self._await_request(IDLE_GRACE if self._limits.draining else self._limits.timeout)
 
@@ -132,4 +132,4 @@ class LimitedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
 
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 429: "Too Many Requests"}
