@@ -118,7 +118,8 @@ def pairs(tmp_path: Path) -> Path:
 def test_a_run_from_a_plain_encoder(tmp_path: Path, pairs: Path) -> None:
     encoder = save_encoder(tmp_path / "encoder")
     add_words(encoder, "[unused0]", "[unused1]")
-    options: dict[str, Any] = {"epochs": 15, "batch_size": 8, "learning_rate": 5e-3, "dimensions": 8, "query_length": 9}
+    options: dict[str, Any] = {"epochs": 40, "batch_size": 8, "learning_rate": 5e-3, "dimensions": 8, "query_length": 9}
+    options |= {"precision": "fp32", "patience": None}
     result = finetune("multi", encoder, pairs, pairs, tmp_path / "run", **options)
     assert result.scores["ndcg@10"] > result.baselines["untouched"]["ndcg@10"] + 0.05
 
