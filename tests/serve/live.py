@@ -20,6 +20,8 @@ from starlette.applications import Starlette
 from bertblocks import Predictor, from_huggingface
 from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings, save_multi_vector
 from bertblocks.serve.app import make_app
+from bertblocks.serve.front import Front, Service
+from bertblocks.serve.metrics import Metrics
 from bertblocks.serve.models import ModelSet, ServedModel
 from bertblocks.serve.runner import make_threads
 from bertblocks.serve.scheduler import Scheduler
@@ -72,9 +74,11 @@ def serve(folder: Path, **settings: Any) -> Iterator[Live]:
 
 @contextmanager
 def listen(app: Starlette, scheduler: Any) -> Iterator[str]:
-    """Runs an application on a free port, in a thread."""
+    """Runs an application on a free port, in a thread, behind the part that answers probes."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    front = Front(Metrics())
+    front.open(Service(app, scheduler))
+    server = uvicorn.Server(uvicorn.Config(front, log_level="error", lifespan="off"))
 
     async def run() -> None:
         await scheduler.start()

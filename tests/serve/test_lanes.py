@@ -1,4 +1,4 @@
-"""Which segments run next: a clock of the test's own, no threads."""
+"""Which segments run next, with a clock of the test's own and no threads, and how the queue counts them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from bertblocks.inference.pipeline import Request
 from bertblocks.inference.splitting import Segment
-from bertblocks.serve.lanes import AGEING, SHORT_TOKENS, Job, Lanes
+from bertblocks.serve.batch_queue import BatchQueue
+from bertblocks.serve.lanes import AGEING, SHORT_TOKENS, Batch, Job, Lanes
 from bertblocks.serve.models import PipelineKey
+from bertblocks.serve.observer import Observer
 from bertblocks.text.encoding import EncodedSequence
 from bertblocks.text.windows import Window
 
@@ -125,3 +127,33 @@ def test_long_jobs_are_never_starved(busy: bool) -> None:
             break
         now += 0.001
     assert now <= AGEING + 0.0011
+
+
+# ---------------------------------------------------------------------- the queue
+
+
+def take_batches(lengths: Sequence[int], budget: int) -> tuple[BatchQueue, list[Job], list[Batch]]:
+    queue, jobs = BatchQueue(budget, Observer()), [make_job([length]) for length in lengths]
+    for job in jobs:
+        queue.add(job)
+    return queue, jobs, [batch for _ in jobs if (batch := queue.take())]
+
+
+def test_the_speed_is_that_of_all_batches_that_run_together() -> None:
+    queue, _, batches = take_batches([100, 100], budget=100)
+    queue.end(batches[0], (["a"], 0.5), "model")
+    assert queue.speed == pytest.approx(2 * 100 / 0.5)
+    queue.end(batches[1], (["b"], 0.25), "model")  # alone at its end
+    assert queue.speed == pytest.approx(400)
+    assert queue.tokens == 0
+
+
+@pytest.mark.parametrize("result", [(["a"], 0.5), ValueError("broken")])
+def test_a_batch_that_ends_gives_its_tokens_back_once(result: tuple[list[str], float] | Exception) -> None:
+    queue, (first, second), (batch, _) = take_batches([70, 100], budget=100)
+    assert queue.tokens == 170
+    queue.end(batch, result, "model")
+    assert queue.tokens == 100
+    assert (first.is_over, second.is_over) == (True, False)
+    assert not queue.drop(first)
+    assert queue.tokens == 100

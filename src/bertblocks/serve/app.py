@@ -8,7 +8,6 @@ from importlib import resources
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -40,13 +39,7 @@ def make_app(models: ModelSet, scheduler: Scheduler, settings: ServeSettings) ->
         *page_routes(),
         *(docs_routes(endpoints, models) if settings.docs else []),
     ]
-    # the first is the outermost
-    middleware: list[Middleware] = []
-    return Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={HTTPException: _answer_http, Exception: _answer_failure},
-    )
+    return Starlette(routes=routes, exception_handlers={HTTPException: _answer_http, Exception: _answer_failure})
 
 
 def docs_routes(endpoints: list[Endpoint], models: ModelSet) -> list[Route]:

@@ -17,7 +17,8 @@ SMOOTHING = 0.1
 class BatchQueue:
     """Lanes that several threads share.
 
-    `tokens` counts those that wait or run. `speed` is that of full batches in tokens per second, 0 before the first.
+    `tokens` counts those that wait or run. `speed` is that of full batches, all that run at the same time taken
+    together, in tokens per second; 0 before the first.
     """
 
     def __init__(self, budget: int, observer: Observer) -> None:
@@ -29,6 +30,8 @@ class BatchQueue:
         self._is_closed = False
         #: Called when a short job arrives, from the thread that adds it.
         self.on_short: list[Callable[[], None]] = []
+        #: Batches that have been taken and have not ended.
+        self._running = 0
         self.tokens = 0
         self.speed = 0.0
 
@@ -65,23 +68,37 @@ class BatchQueue:
     def has_short(self) -> bool:
         return self._lanes.has_short
 
-    @staticmethod
-    def _begin(batch: Batch | None) -> Batch | None:
+    def _begin(self, batch: Batch | None) -> Batch | None:
         if batch is not None:
+            self._running += 1
             now = time.perf_counter()
             for job in batch.jobs:
                 job.started = job.started or now
         return batch
 
-    def finish(self, batch: Batch, outputs: Sequence[Any], seconds: float, model: str) -> None:
-        """Hands out the outputs of a batch that ran for some seconds."""
-        now, tokens = time.perf_counter(), batch.tokens
+    def end(self, batch: Batch, result: tuple[Sequence[Any], float] | Exception, model: str) -> None:
+        """Hands out the outputs of a batch, which took some seconds, or ends its jobs with an error."""
+        with self._lock:
+            self._count(-batch.tokens)
+            together, self._running = self._running, self._running - 1
+        if isinstance(result, Exception):
+            for job in batch.jobs:
+                if self.drop(job):
+                    job.on_done(result)
+            return
+        outputs, seconds = result
+        for job in self._hand_out(batch, outputs):
+            job.on_done(None)
+        if 2 * batch.tokens >= self._lanes.budget:  # smaller batches are slower, and do not occur when it matters
+            self._learn_speed(together * batch.tokens / max(seconds, 1e-6))
+        lane = "short" if batch.is_short else "long"
+        self._observer.batch(model, batch.key.method, lane, batch.tokens, len(batch.entries), seconds)
+
+    def _hand_out(self, batch: Batch, outputs: Sequence[Any]) -> list[Job]:
+        """The jobs that are complete with these outputs."""
+        now = time.perf_counter()
         done = []
         with self._lock:
-            self._count(-tokens)
-            if 2 * tokens >= self._lanes.budget:  # smaller batches are slower, and do not occur when it matters
-                speed = tokens / max(seconds, 1e-6)
-                self.speed = speed if self.speed == 0 else (1 - SMOOTHING) * self.speed + SMOOTHING * speed
             for entry, output in zip(batch.entries, outputs, strict=True):
                 job = entry.job
                 entry.request.outputs[entry.number] = output
@@ -89,18 +106,11 @@ class BatchQueue:
                 if job.remaining == 0 and not job.is_over:
                     job.is_over, job.ended = True, now
                     done.append(job)
-        for job in done:
-            job.on_done(None)
-        lane = "short" if batch.is_short else "long"
-        self._observer.batch(model, batch.key.method, lane, tokens, len(batch.entries), seconds)
+        return done
 
-    def fail(self, batch: Batch, error: Exception) -> None:
-        """Ends all jobs of a batch with an error."""
+    def _learn_speed(self, speed: float) -> None:
         with self._lock:
-            self._count(-batch.tokens)
-        for job in batch.jobs:
-            if self.drop(job):
-                job.on_done(error)
+            self.speed = speed if self.speed == 0 else (1 - SMOOTHING) * self.speed + SMOOTHING * speed
 
     def drop(self, job: Job) -> bool:
         """Forgets what has not run of a job that nobody waits for. Returns whether it was not over yet."""

@@ -150,12 +150,7 @@ class ProcessRunner(threading.Thread):
         ready = wait([self._connection, self._woken])
         if self._connection in ready:
             number, result = self._connection.recv()
-            batch = self._pending.pop(number)
-            if isinstance(result, Exception):
-                self._queue.fail(batch, result)
-            else:
-                outputs, seconds = result
-                self._queue.finish(batch, outputs, seconds, self._models[batch.key.model].name)
+            self._end(self._pending.pop(number), result)
         if self._woken in ready:
             os.read(self._woken, 4096)
             if len(self._pending) == 1 and not next(iter(self._pending.values())).is_short:
@@ -163,11 +158,14 @@ class ProcessRunner(threading.Thread):
                 if short is not None:
                     self._send(short)
 
+    def _end(self, batch: Batch, result: Any) -> None:
+        self._queue.end(batch, result, self._models[batch.key.model].name)
+
     def _replace(self) -> None:
         """Ends the requests of a worker that has died, and starts another."""
         logger.error(f"Worker {self.pid} has died; starting another")
         lost, self._pending = list(self._pending.values()), {}
         for batch in lost:
-            self._queue.fail(batch, WorkerLost("The process that ran this request has died; try again."))
+            self._end(batch, WorkerLost("The process that ran this request has died; try again."))
         self._connection.close()
         self._connection, self.pid = self._factory.make()

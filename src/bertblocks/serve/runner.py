@@ -125,12 +125,13 @@ class LocalRunner:
             self.run(batch)
 
     def run(self, batch: Batch) -> None:
+        result: tuple[Sequence[Any], float] | Exception
         try:
-            outputs, seconds = self._forward.run(batch.key, batch.segments, batch.is_short)
-            self._queue.finish(batch, outputs, seconds, self._models[batch.key.model].name)
+            result = self._forward.run(batch.key, batch.segments, batch.is_short)
         except Exception as error:
             logger.exception("A batch failed")
-            self._queue.fail(batch, error)
+            result = error
+        self._queue.end(batch, result, self._models[batch.key.model].name)
 
     def _give_way(self) -> None:
         if self._queue.has_short and (batch := self._queue.take_short()) is not None:

@@ -1,4 +1,4 @@
-"""Routes without a body: what is served, and whether the server is up."""
+"""Routes without a body: what is served. `front.py` answers those that say whether the server is up."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _describe_type(model: ServedModel) -> dict[str, Any]:
 
 
 def status_routes(server: Server) -> list[Route]:
-    """`/live`, `/ready`, `/health`, `/info` and the lists of models."""
+    """`/info` and the lists of models."""
     info = make_info(server)
 
     async def get_info(request: Request) -> Response:
@@ -98,22 +98,11 @@ def status_routes(server: Server) -> list[Route]:
         message = f"There is no model {name[:200]!r}; the models are {names}."
         return json_response(error_body(request.url.path, 404, message, "model", "model_not_found"), 404)
 
-    async def live(request: Request) -> Response:
-        return json_response({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
-        if server.scheduler.is_ready:
-            return json_response({"status": "ok"})
-        return json_response(error_body(request.url.path, 503, "The models are not ready."), 503)
-
     return [
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{id:path}", get_model, methods=["GET"]),
         Route("/models", list_models, methods=["GET"]),
         Route("/info", get_info, methods=["GET"]),
-        Route("/live", live, methods=["GET"]),
-        Route("/ready", ready, methods=["GET"]),
-        Route("/health", ready, methods=["GET"]),
     ]
 
 
