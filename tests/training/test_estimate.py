@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
 from bertblocks.analysis import build, training_bytes
 from bertblocks.cli.main import app
+from bertblocks.training.build import expected_config
 from bertblocks.training.estimate import (
     DEFAULT_UTILIZATION,
     GPUS,
     estimate_run,
-    expected_config,
     flops_per_token,
 )
 from bertblocks.training.objective_sections import ReplacedTokens

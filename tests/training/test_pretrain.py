@@ -252,6 +252,19 @@ def test_mistakes_in_a_recipe_give_one_sentence(recipe: Any, overrides: Any, mes
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.config.norm_pos=sideways", "norm_pos is 'sideways'"),
+        ("phases.0.length=128", "max_position_embeddings is 64, but a phase has length 128"),
+    ],
+)
+def test_a_contradictory_model_is_rejected_before_the_texts_are_read(recipe: Any, override: str, message: str) -> None:
+    done = run(recipe, override, "corpus.sources=[{name: a, files: [nothing.txt]}]")
+    assert done.exit_code == 1, done.output
+    assert message in done.stderr
+
+
 def test_another_recipe_in_a_run_folder_raises(recipe: Any) -> None:
     assert run(recipe, "phases.0.duration=1").exit_code == 0
     done = run(recipe, "phases.0.duration=1", "optimizer.lr=0.5")

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bertblocks.checkpoints.families import read_config
+from bertblocks.checkpoints.files import find_checkpoint
 from bertblocks.checkpoints.grow import grow
 from bertblocks.checkpoints.load import load
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.settings import RecipeError
+from bertblocks.core.storage import read_json
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
 from bertblocks.objectives import Objective
 from bertblocks.text.vocabulary import Vocabulary
@@ -38,6 +41,22 @@ def build_config(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> BertBloc
     return BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET, **options)
 
 
+def expected_config(recipe: Recipe) -> BertBlocksConfig:
+    """The config of a recipe's model, without its tokenizer, which may not exist yet: its ids are placeholders."""
+    if recipe.model.checkpoint:
+        return read_config(read_json(find_checkpoint(recipe.model.checkpoint) / "config.json"))
+    ids = {name: index for index, name in enumerate(dict.fromkeys(TOKEN_KEYS.values()))}
+    tokens = {key: ids[name] for key, name in TOKEN_KEYS.items()}
+    trained = {"vocab_size": recipe.tokenizer.vocab_size} if recipe.tokenizer.load is None else {}
+    options = {**trained, **tokens, **recipe.model.config}
+    return BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET, **options)
+
+
+def check_model(plan: TrainingPlan) -> None:
+    """Rejects a model that contradicts itself or its phases, before any text is read."""
+    _check_length(expected_config(plan.recipe), plan)
+
+
 def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertBlocksPreTrainedModel:
     """The model to train: new, grown from a smaller one, or loaded from a checkpoint."""
     recipe = plan.recipe
@@ -50,13 +69,15 @@ def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertB
         model = grow(small, build_config(recipe, tokenizer))
     else:
         model = TASK_MODELS[task](build_config(recipe, tokenizer))
-    _check_sizes(model.config, plan, tokenizer)
+    if model.config.vocab_size < len(tokenizer):
+        raise RecipeError(
+            f"model.config.vocab_size is {model.config.vocab_size}; the tokenizer has {len(tokenizer)} tokens."
+        )
+    _check_length(model.config, plan)
     return recipe.objective.prepare_model(model)
 
 
-def _check_sizes(config: BertBlocksConfig, plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> None:
-    if config.vocab_size < len(tokenizer):
-        raise RecipeError(f"model.config.vocab_size is {config.vocab_size}; the tokenizer has {len(tokenizer)} tokens.")
+def _check_length(config: BertBlocksConfig, plan: TrainingPlan) -> None:
     longest = max(phase.length for phase in plan.phases)
     if config.max_position_embeddings < longest:
         raise RecipeError(

@@ -15,13 +15,9 @@ import torch
 
 from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
-from bertblocks.checkpoints.families import read_config
-from bertblocks.checkpoints.files import find_checkpoint
-from bertblocks.config import BertBlocksConfig
 from bertblocks.core.registry import nearest
-from bertblocks.core.storage import read_json
 from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
-from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS
+from bertblocks.training.build import expected_config
 from bertblocks.training.optimizer_sections import Muon
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
@@ -140,18 +136,6 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         hours=sum(phase.hours for phase in phases),
         phases=phases,
     )
-
-
-def expected_config(recipe: Recipe) -> BertBlocksConfig:
-    """The config of a recipe's model, without its tokenizer, which may not exist yet."""
-    if recipe.model.checkpoint:
-        return read_config(read_json(find_checkpoint(recipe.model.checkpoint) / "config.json"))
-    options = dict(recipe.model.config)
-    if recipe.tokenizer.load is None:
-        ids = {name: index for index, name in enumerate(dict.fromkeys(TOKEN_KEYS.values()))}
-        tokens = {key: ids[name] for key, name in TOKEN_KEYS.items()}
-        options = {"vocab_size": recipe.tokenizer.vocab_size, **tokens, **options}
-    return BertBlocksConfig.from_preset(recipe.model.preset or DEFAULT_PRESET, **options)
 
 
 def flops_per_token(model: BertBlocksPreTrainedModel, length: int, labelled: float, passes: int = 3) -> float:

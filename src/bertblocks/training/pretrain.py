@@ -28,7 +28,7 @@ from bertblocks.reports.report import write_report_if_possible
 from bertblocks.reports.runs import read_run, write_facts
 from bertblocks.text.tokenizers import save_tokenizer
 from bertblocks.text.vocabulary import Vocabulary
-from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives
+from bertblocks.training.build import DEFAULT_PRESET, TOKEN_KEYS, build_model, build_objectives, check_model
 from bertblocks.training.checkpoints import describe_removed
 from bertblocks.training.corpora import TokenizedCorpus, prepare_corpus
 from bertblocks.training.distributed import World, join, to_full
@@ -124,6 +124,7 @@ def _run(
     recipe: Recipe, world: World, progress: Progress, on_event: Callable[[dict[str, Any]], None] | None
 ) -> PretrainResult:
     folder, plan = recipe.folder, TrainingPlan(recipe)
+    check_model(plan)
     trackers = get_trackers(recipe.run.trackers, folder, recipe.name, on_event) if world.is_main else []
     corpus = prepare_corpus(recipe, world, progress)
     torch.manual_seed(recipe.run.seed)
