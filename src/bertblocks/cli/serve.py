@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,8 +80,6 @@ def serve(
     """
     from bertblocks.core.requirements import require_packages
 
-    # read by OpenMP when torch is imported: how long its threads spin for work, which takes the CPU from the event loop
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     try:
         require_packages(PACKAGES, "Serving")
         from bertblocks.serve.auth import gather_keys

@@ -23,6 +23,36 @@ class ConnectionLimits:
     draining: bool = False
 
 
+class JoinedWrites:
+    """A transport that sends the head of an answer and its body in one packet. uvicorn writes them one after the other,
+    and every write costs a system call and wakes the client."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: bytes | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Holds data until the next write, at most until the event loop has nothing else to do for this client."""
+        if self._held is None:
+            self._held = data
+            self._loop.call_soon(self._flush)
+        else:
+            held, self._held = self._held, None
+            self._transport.writelines([held, data])
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that ends if its client sends no request, sends too much of one, or does not read its answer."""
 
@@ -36,7 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_request = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self._limits.max_connections:
             self._end(429, "Too many connections.")
         else:

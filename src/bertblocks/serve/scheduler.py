@@ -187,7 +187,7 @@ class Scheduler:
         started = job.started or tokenized
         timing = Timing(tokenized - arrived, started - tokenized, max(job.ended - started, 0.0), ended - arrived)
         outcome = Outcome(results, job.tokens, timing)
-        self._observer.finished(model.name, method, outcome)
+        loop.call_soon(self._observer.finished, model.name, method, outcome)  # once the answer is on its way
         return outcome
 
     # ------------------------------------------------------------------ before the model
