@@ -253,6 +253,25 @@ def test_a_full_queue_and_requests_that_can_never_fit_are_rejected(models: Model
     asyncio.run(with_gate(models, work, queue_tokens=300))
 
 
+def test_the_queue_is_bounded_by_the_seconds_that_it_takes(models: ModelSet) -> None:
+    async def work(scheduler: Scheduler, gate: Gate) -> Any:
+        scheduler._queue.speed = 10.0  # tokens per second
+        held = [asyncio.create_task(scheduler.run(models[0], "encode", ["a dog"] * 10))]  # 50 tokens: 5 seconds
+        await asyncio.sleep(0.05)
+        held.append(asyncio.create_task(scheduler.run(models[0], "encode", ["a dog"] * 3)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded, match="The queue is full with 65 tokens") as caught:
+            await scheduler.run(models[0], "encode", ["a dog"])
+        assert caught.value.retry_after == pytest.approx(65 / 10 - 6)
+        with pytest.raises(Overloaded) as caught:  # it would not be done before its deadline
+            await scheduler.run(models[0], "encode", ["a dog"], timeout=2)
+        assert caught.value.retry_after == pytest.approx(65 / 10 - 2)
+        gate.opened.set()
+        assert [len(outcome.results) for outcome in await asyncio.gather(*held)] == [10, 3]
+
+    asyncio.run(with_gate(models, work, queue_seconds=6.0))
+
+
 def test_deadlines_and_cancelled_clients_drop_what_has_not_run(models: ModelSet) -> None:
     dropped: list[int] = []
 

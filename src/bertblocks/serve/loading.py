@@ -68,6 +68,7 @@ def make_service(models: ModelSet, settings: ServeSettings, metrics: Metrics, th
         models,
         make_runners,
         queue_tokens=settings.queue_tokens,
+        queue_seconds=settings.queue_seconds,
         timeout=settings.timeout,
         batch_tokens=settings.batch_tokens or choose_token_budget(models[0].predictor.model.device, threads) // 4,
         max_text_tokens=settings.max_text_tokens,

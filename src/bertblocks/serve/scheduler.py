@@ -54,8 +54,9 @@ class Outcome:
 class Scheduler:
     """Runs requests in shared batches.
 
-    `queue_tokens` bounds what waits and runs, `timeout` is the default deadline of a request in seconds, `batch_tokens`
-    the size of batches, small enough that one takes a few hundredths of a second.
+    `queue_tokens` bounds what waits and runs, and `queue_seconds` the time that it will take. `timeout` is the default
+    deadline of a request in seconds, `batch_tokens` the size of batches, small enough that one takes a few hundredths
+    of a second.
     `max_text_tokens` bounds the tokens of an input.
     """
 
@@ -65,14 +66,15 @@ class Scheduler:
         runners: Runners,
         *,
         queue_tokens: int = 200_000,
+        queue_seconds: float = 5.0,
         timeout: float = 30.0,
         batch_tokens: int = 512,
         max_text_tokens: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.models = models
-        self.queue_tokens, self.timeout, self.max_text_tokens = queue_tokens, timeout, max_text_tokens
-        self.batch_tokens = batch_tokens
+        self.queue_tokens, self.queue_seconds, self.timeout = queue_tokens, queue_seconds, timeout
+        self.max_text_tokens, self.batch_tokens = max_text_tokens, batch_tokens
         self._observer = observer or Observer()
         self._queue = BatchQueue(self.batch_tokens, self._observer)
         self._runners = runners
@@ -171,7 +173,7 @@ class Scheduler:
             on_done=lambda error: loop.call_soon_threadsafe(_settle, done, error),
         )
         if job.remaining:
-            self._check_tokens(job)
+            self._check_tokens(job, timeout)
             late = DeadlineExceeded(f"There is no result after {timeout:g} seconds, the deadline.")
             deadline = loop.call_later(max(arrived + timeout - tokenized, 0), _settle, done, late)
             self._queue.add(job)
@@ -221,11 +223,11 @@ class Scheduler:
                     'Set "truncate" to true to cut it.'
                 )
 
-    def _check_tokens(self, job: Job) -> None:
+    def _check_tokens(self, job: Job, timeout: float) -> None:
         most = max(sum(len(part.sequence.ids) for part in request.segments) for request in job.requests)
         if self.max_text_tokens is not None and most > self.max_text_tokens and job.key.method != "rerank":
             raise TooLarge(f"An input has {most:,} tokens; this server reads at most {self.max_text_tokens:,}.")
-        self._admit(job.tokens, self.timeout)
+        self._admit(job.tokens, timeout)
 
     def _admit(self, tokens: int, timeout: float) -> None:
         """Rejects what the queue has no room for, or cannot be done in time."""
@@ -235,9 +237,10 @@ class Scheduler:
             )
         speed = self._queue.speed
         wait = self.tokens / speed if speed else 0.0
-        if self.tokens + tokens > self.queue_tokens or wait > timeout:
+        longest = min(timeout, self.queue_seconds)
+        if self.tokens + tokens > self.queue_tokens or wait > longest:
             excess = self.tokens + tokens - self.queue_tokens
-            retry = max(excess / speed if speed else 1.0, wait - timeout, 0.1)
+            retry = max(excess / speed if speed else 1.0, wait - longest, 0.1)
             raise Overloaded(f"The queue is full with {self.tokens:,} tokens; try again later.", retry)
 
     # ------------------------------------------------------------------ after the model

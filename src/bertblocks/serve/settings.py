@@ -45,6 +45,8 @@ class ServeSettings:
     client_timeout: float = 30.0
     #: Tokens that wait for a model; a request beyond them is answered with 429.
     queue_tokens: int = 200_000
+    #: Seconds that the tokens of the queue may take at the measured speed; a request beyond them is answered with 429.
+    queue_seconds: float = 5.0
     #: Seconds until a request is given up, unless it says so itself.
     timeout: float = 30.0
     #: Tokens of a batch, by default what suits the machine.
@@ -70,7 +72,7 @@ class ServeSettings:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
         if self.workers < 0:
             raise ValueError(f"workers is {self.workers}; it must be 0 (the server's own process) or more.")
-        for name in ("client_timeout", "timeout"):
+        for name in ("client_timeout", "queue_seconds", "timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value}; it must be a number of seconds above 0.")
