@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bertblocks.cli.model_options import Column, Device, DType, Int8, Read, Threads
+from bertblocks.cli.model_options import FILES_HELP, ModelOptions, TableOptions, check_device
+from bertblocks.cli.options import with_options
 from bertblocks.cli.output import echo, print_event
 from bertblocks.cli.source import fail
 
 TaskName = Literal["embed", "sparse", "multi", "rerank", "classify", "tag", "answer", "fill-mask"]
 
 
+@dataclass(frozen=True)
+class ResultOptions:
+    """Where results go, and what they consist of."""
+
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The folder of the output shards, or an address.", show_default=False
+        ),
+    ]
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="COLUMN", help="A column to keep; by default all but the texts are kept."),
+    ] = None
+    output_format: Annotated[
+        Literal["parquet", "npy"],
+        typer.Option("--format", help="npy writes embeddings alone, and the kept columns to a parquet file each."),
+    ] = "parquet"
+    precision: Annotated[
+        Literal["float32", "float16", "int8", "binary"] | None,
+        typer.Option(help="The numbers of embeddings; by default float32."),
+    ] = None
+    ranges: Annotated[
+        Path | None,
+        typer.Option(help="The ranges of int8, from ranges.npy of another job; by default those of the first rows."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How the work is divided."""
+
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Be worker I of N: write every N-th output shard, from shard I on.")
+    ] = "0/1"
+    rows_per_shard: Annotated[int, typer.Option(min=1, help="Input rows for each output shard.")] = 50_000
+    window: Annotated[int, typer.Option(min=1, help="Rows that are sorted by length together.")] = 4096
+    on: Annotated[
+        Literal["ray"] | None, typer.Option(help="Compute shards on a Ray cluster: RAY_ADDRESS, or this machine.")
+    ] = None
+    on_error: Annotated[
+        Literal["stop", "skip"],
+        typer.Option("--on-error", help="Whether to end at a row that cannot be used, or name it in bad-rows-*.jsonl."),
+    ] = "skip"
+
+
+@with_options
 def bulk(
     task: Annotated[TaskName, typer.Argument(metavar="TASK", help="What to compute for each row.")],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder of any family, or a hub id.")],
@@ -21,37 +70,13 @@ def bulk(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Lines of text, or csv, tsv, jsonl, json, parquet, arrow or xlsx tables, also with .gz or .zst: "
-            "files, folders, quoted patterns, or addresses such as s3://bucket/*.parquet.",
+            help=f"{FILES_HELP}: files, folders, quoted patterns, or addresses such as s3://bucket/*.parquet.",
         ),
     ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="The folder of the output shards, or an address.", show_default=False
-        ),
-    ],
-    shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Be worker I of N: write every N-th output shard, from shard I on.")
-    ] = "0/1",
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="COLUMN", help="A column to keep; by default all but the texts are kept."),
-    ] = None,
-    column: Column = None,
-    read: Read = None,
-    output_format: Annotated[
-        Literal["parquet", "npy"],
-        typer.Option("--format", help="npy writes embeddings alone, and the kept columns to a parquet file each."),
-    ] = "parquet",
-    precision: Annotated[
-        Literal["float32", "float16", "int8", "binary"] | None,
-        typer.Option(help="The numbers of embeddings; by default float32."),
-    ] = None,
-    ranges: Annotated[
-        Path | None,
-        typer.Option(help="The ranges of int8, from ranges.npy of another job; by default those of the first rows."),
-    ] = None,
+    *,
+    results: ResultOptions,
+    job: JobOptions,
+    tables: TableOptions,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,19 +85,7 @@ def bulk(
             help="An option of the task, such as prompt_name=document, dimensions=256, top_k=3 or level=words.",
         ),
     ] = None,
-    rows_per_shard: Annotated[int, typer.Option(min=1, help="Input rows for each output shard.")] = 50_000,
-    window: Annotated[int, typer.Option(min=1, help="Rows that are sorted by length together.")] = 4096,
-    on: Annotated[
-        Literal["ray"] | None, typer.Option(help="Compute shards on a Ray cluster: RAY_ADDRESS, or this machine.")
-    ] = None,
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        typer.Option("--on-error", help="Whether to end at a row that cannot be used, or name it in bad-rows-*.jsonl."),
-    ] = "skip",
-    device: Device = None,
-    dtype: DType = None,
-    int8: Int8 = False,
-    threads: Threads = None,
+    running: ModelOptions,
     too_long: Annotated[
         Literal["error", "truncate", "window"] | None,
         typer.Option("--too-long", help="How to handle texts beyond the model's length; by default as the task does."),
@@ -89,9 +102,7 @@ def bulk(
     from bertblocks.bulk.job import run_bulk
     from bertblocks.bulk.settings import BulkSettings
     from bertblocks.bulk.tasks import get_task
-    from bertblocks.cli.predict import check_device, parse_columns
     from bertblocks.cli.steps import StepBars
-    from bertblocks.text.records import ReadOptions
 
     try:
         _quiet()
@@ -99,25 +110,25 @@ def bulk(
             task,
             model,
             inputs,
-            output,
-            shard=_parse_shard(shard),
-            keys=key,
-            columns=parse_columns(column or [], get_task(task).roles),
-            read=ReadOptions.parse(read or []),
-            options=_parse_options(option or [], precision, ranges),
-            format=output_format,
-            rows_per_shard=rows_per_shard,
-            window=window,
-            on_error=on_error,
-            device=check_device(device),
-            dtype=dtype,
-            int8=int8,
-            threads=threads,
+            results.output,
+            shard=_parse_shard(job.shard),
+            keys=results.key,
+            columns=tables.columns(get_task(task).roles),
+            read=tables.reading,
+            options=_parse_options(option or [], results.precision, results.ranges),
+            format=results.output_format,
+            rows_per_shard=job.rows_per_shard,
+            window=job.window,
+            on_error=job.on_error,
+            device=check_device(running.device),
+            dtype=running.dtype,
+            int8=running.int8,
+            threads=running.threads,
             too_long=too_long,
         )
         with StepBars() as bars:
             on_event = print_event if as_json else _print_line
-            run_bulk(settings, on_event, lambda done, total: bars.update("rows", done, total), on)
+            run_bulk(settings, on_event, lambda done, total: bars.update("rows", done, total), job.on)
     except (OSError, ValueError) as error:
         fail(error)
 

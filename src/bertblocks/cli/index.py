@@ -2,96 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertblocks.cli.model_options import Column, Device, DType, Int8, OnError, Read, Threads, predictor_options
-from bertblocks.cli.options import AsJson
+from bertblocks.cli.model_options import FILES_HELP, ModelOptions, OnError, TableOptions
+from bertblocks.cli.options import AsJson, with_options
 from bertblocks.cli.output import make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
 from bertblocks.core.log import logger
 
 
+@dataclass(frozen=True)
+class VectorOptions:
+    """What an index keeps of its documents."""
+
+    precision: Annotated[
+        Literal["float32", "float16", "int8", "binary"] | None,
+        typer.Option(help="The numbers that vectors are stored with; by default float32."),
+    ] = None
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep this many leading dimensions.")] = None
+    query_prompt: Annotated[str | None, typer.Option(help="Instead of the model's prompt for queries.")] = None
+    document_prompt: Annotated[str | None, typer.Option(help="Instead of the model's prompt for documents.")] = None
+    too_long: Annotated[
+        Literal["error", "truncate", "window"] | None,
+        typer.Option("--too-long", help="Texts beyond the model's length; by default windows are averaged."),
+    ] = None
+    sparse_terms: Annotated[int | None, typer.Option(min=1, help="Keep a document's heaviest terms only.")] = None
+    approximate_from: Annotated[
+        int | None, typer.Option(min=1, help="Documents from which on search is approximate; by default 200,000.")
+    ] = None
+
+
+@with_options
 def index(
     files: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILES",
-            help="Lines of text, or csv, tsv, jsonl, json, parquet, arrow or xlsx tables; folders and patterns too.",
+            help=f"{FILES_HELP}; folders and patterns too.",
             show_default=False,
         ),
     ] = None,
+    *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of the index.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
+    ],
     model: Annotated[str | None, typer.Option(help="An embedder: a checkpoint folder or a hub id.")] = None,
     sparse: Annotated[str | None, typer.Option(help="A sparse encoder, instead of the embedder or with it.")] = None,
-    precision: Annotated[
-        Literal["float32", "float16", "int8", "binary"] | None,
-        typer.Option(help="The numbers that vectors are stored with; by default float32."),
-    ] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep this many leading dimensions.")] = None,
-    query_prompt: Annotated[str | None, typer.Option(help="Instead of the model's prompt for queries.")] = None,
-    document_prompt: Annotated[str | None, typer.Option(help="Instead of the model's prompt for documents.")] = None,
-    too_long: Annotated[
-        Literal["error", "truncate", "window"] | None,
-        typer.Option("--too-long", help="Texts beyond the model's length; by default windows are averaged."),
-    ] = None,
-    sparse_terms: Annotated[int | None, typer.Option(min=1, help="Keep a document's heaviest terms only.")] = None,
-    approximate_from: Annotated[
-        int | None, typer.Option(min=1, help="Documents from which on search is approximate; by default 200,000.")
-    ] = None,
+    vectors: VectorOptions,
     remove: Annotated[list[str] | None, typer.Option("--remove", metavar="ID", help="Remove a document.")] = None,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.parquet", help="Write ids, texts, vectors and other columns.")
     ] = None,
-    column: Column = None,
-    read: Read = None,
+    tables: TableOptions,
     on_error: OnError = "stop",
-    device: Device = None,
-    dtype: DType = None,
-    int8: Int8 = False,
-    threads: Threads = None,
+    running: ModelOptions,
     as_json: AsJson = False,
 ) -> None:
     """Make an index of documents, or change it. Repeating a command continues it after an interruption.
 
     A document with the id of another replaces it. A record without an id column gets its id from its content.
     """
-    from bertblocks.cli.predict import BadInputs, parse_columns
+    from bertblocks.cli.predict import BadInputs
     from bertblocks.cli.steps import StepBars
     from bertblocks.search.documents import read_documents
     from bertblocks.search.export import export_index
     from bertblocks.search.index import Changes, SearchIndex
     from bertblocks.text.inputs import Roles
-    from bertblocks.text.records import ReadOptions
 
-    settings = {
-        "precision": precision,
-        "dimensions": dimensions,
-        "query_prompt": query_prompt,
-        "document_prompt": document_prompt,
-        "too_long": too_long,
-        "sparse_terms": sparse_terms,
-        "approximate_from": approximate_from,
-    }
     try:
         if not files and not remove and export is None:
             raise ValueError("Give FILES to index, --remove ID or --export FILE.parquet.")
-        given = {name: value for name, value in settings.items() if value is not None}
+        given = {name: value for name, value in asdict(vectors).items() if value is not None}
         bad = BadInputs(on_error)
         on_bad = bad.add if on_error == "skip" else None
-        columns = parse_columns(column or [], Roles([("text", "id")]))
+        columns = tables.columns(Roles([("text", "id")]))
         documents = None
         if files:
-            documents = read_documents(files, columns, ReadOptions.parse(read or []), on_bad)
+            documents = read_documents(files, columns, tables.reading, on_bad)
             for note in documents.notes:
                 logger.info(note)
-        options = predictor_options(device, dtype, int8, threads)
-        opened = SearchIndex.create(output, model=model, sparse=sparse, settings=given, **options)
+        opened = SearchIndex.create(output, model=model, sparse=sparse, settings=given, **running.for_predictor())
         changes = Changes()
         with StepBars() as bars:
             if documents is not None:

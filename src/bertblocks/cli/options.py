@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,3 +32,47 @@ Events = Annotated[
     bool,
     typer.Option("--json", help="Print only JSON, a line for each event: start, step, evaluation and, last, result."),
 ]
+
+
+def field_parameters(options: type[Any]) -> list[inspect.Parameter]:
+    """A keyword parameter for each field of a dataclass of options."""
+    types = typing.get_type_hints(options, include_extras=True)
+    return [
+        inspect.Parameter(
+            entry.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if entry.default is MISSING else entry.default,
+            annotation=types[entry.name],
+        )
+        for entry in fields(options)
+    ]
+
+
+def set_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    """Gives a command that takes any keywords a signature, from which typer builds its options."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+
+
+def take_fields(options: type[Any], values: dict[str, Any]) -> Any:
+    """Moves the values of a dataclass's fields into an instance of it."""
+    return options(**{entry.name: values.pop(entry.name) for entry in fields(options)})
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each field of its parameters that are dataclasses."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    types: dict[str, Any] = {name: entry.annotation for name, entry in parameters.items()}
+    groups = {name: types[name] for name in types if is_dataclass(types[name])}
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(**{name: take_fields(group, values) for name, group in groups.items()}, **values)
+
+    expanded: list[inspect.Parameter] = []
+    for name, entry in parameters.items():
+        expanded += (
+            field_parameters(groups[name]) if name in groups else [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
+    set_parameters(run, expanded)
+    return run

@@ -7,16 +7,28 @@ import inspect
 import itertools
 import shutil
 import sys
-import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from bertblocks.cli.model_options import (
+    FILES_HELP,
+    Column,
+    Device,
+    DType,
+    Int8,
+    ModelOptions,
+    OnError,
+    Read,
+    TableOptions,
+    Threads,
+)
+from bertblocks.cli.options import field_parameters, set_parameters, take_fields
 from bertblocks.cli.output import to_json_line
 from bertblocks.cli.source import fail
 from bertblocks.core.console import printable
@@ -41,28 +53,13 @@ class PredictOptions:
         typer.Option(
             "--file",
             "-f",
-            help="Lines of text, or a csv, tsv, jsonl, json, parquet, arrow or xlsx table, also with .gz or .zst. "
-            "May be a folder or a quoted pattern, and may be repeated.",
+            help=f"{FILES_HELP}. May be a folder or a quoted pattern, and may be repeated.",
         ),
     ] = None
-    read: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--read",
-            metavar="KEY=VALUE",
-            help="How to read a file, if detection is wrong: format, delimiter, quote, encoding, header (yes or no).",
-        ),
-    ] = None
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column", metavar="ROLE=NAME", help="The column of a role, if the guess is wrong; a.b is a nested key."
-        ),
-    ] = None
+    read: Read = None
+    column: Column = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False
-    int8: Annotated[bool, typer.Option("--int8", help="Run linear layers in int8: faster, slightly less exact.")] = (
-        False
-    )
+    int8: Int8 = False
     output: Annotated[
         Path | None,
         typer.Option(
@@ -73,17 +70,10 @@ class PredictOptions:
         ),
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")] = None
-    on_error: Annotated[
-        Literal["stop", "skip"], typer.Option("--on-error", help="How to handle inputs that cannot be used.")
-    ] = "stop"
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; by default a GPU if there is one.")] = None
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="The numbers to compute with; by default what suits the hardware."),
-    ] = None
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the model; by default what suits the machine.")
-    ] = None
+    on_error: OnError = "stop"
+    device: Device = None
+    dtype: DType = None
+    threads: Threads = None
     too_long: Annotated[
         Literal["error", "truncate", "window"] | None,
         typer.Option(
@@ -133,26 +123,17 @@ def predict_command(define: Callable[..., Prediction], texts: Any = None) -> Cal
     texts.
     """
     own = inspect.signature(define, eval_str=True).parameters.values()
-    types = typing.get_type_hints(PredictOptions, include_extras=True)
-    types["texts"] = texts or types["texts"]
-    shared = [
-        inspect.Parameter(
-            entry.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if entry.name == "model" else entry.default,
-            annotation=types[entry.name],
-        )
-        for entry in fields(PredictOptions)
-    ]
+    shared = field_parameters(PredictOptions)
+    if texts is not None:
+        shared = [entry.replace(annotation=texts) if entry.name == "texts" else entry for entry in shared]
     parameters = [*shared[:3], *(entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in own), *shared[3:]]
 
     @functools.wraps(define)
     def command(**values: Any) -> None:
-        options = PredictOptions(**{entry.name: values.pop(entry.name) for entry in shared})
+        options = take_fields(PredictOptions, values)
         _predict(options, define(**values))
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    set_parameters(command, parameters)
     return command
 
 
@@ -238,33 +219,10 @@ def _open_output(options: PredictOptions, prediction: Prediction) -> ResultFile:
 
 
 def _open(options: PredictOptions) -> Predictor:
-    import torch
-    import transformers
-
     from bertblocks.tasks.predictor import Predictor
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return Predictor(
-        options.model,
-        device=check_device(options.device),
-        dtype=None if options.dtype is None else getattr(torch, options.dtype),
-        int8=options.int8,
-        threads=options.threads,
-        too_long=options.too_long,
-    )
-
-
-def check_device(name: str | None) -> str | None:
-    import torch
-
-    if name is not None:
-        try:
-            torch.empty(0, device=name)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ValueError(f"--device is {name!r}, which is not available here ({reason}); cpu always is.") from error
-    return name
+    model = ModelOptions(options.device, options.dtype, options.int8, options.threads)
+    return Predictor(options.model, too_long=options.too_long, **model.for_predictor())
 
 
 def _remember(
@@ -309,26 +267,9 @@ def get_inputs(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
 
 def read_files(options: PredictOptions, roles: Roles, bad: BadInputs) -> Input:
     """Reads inputs from the files of the command."""
-    from bertblocks.text.records import ReadOptions
-
-    files, columns = options.file or [], parse_columns(options.column or [], roles)
+    tables = TableOptions(options.column, options.read)
     on_bad = bad.add if options.on_error == "skip" else None
-    inputs = read_inputs(files, roles, columns, ReadOptions.parse(options.read or []), on_bad)
+    inputs = read_inputs(options.file or [], roles, tables.columns(roles), tables.reading, on_bad)
     for note in inputs.notes:
         logger.info(note)
     return inputs, inputs.total
-
-
-def parse_columns(columns: list[str], roles: Roles) -> dict[str, str]:
-    from bertblocks.core.registry import nearest
-
-    given = {}
-    for column in columns:
-        role, _, name = column.partition("=")
-        if role not in roles.names or not name:
-            hint = nearest(role, roles.names)
-            raise ValueError(
-                f"--column is {column!r}; it must be ROLE=NAME, where the role is {' or '.join(roles.names)}{hint}."
-            )
-        given[role] = name
-    return given

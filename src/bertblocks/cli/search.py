@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertblocks.cli.model_options import Column, Device, DType, Int8, Read, Threads, predictor_options
+from bertblocks.cli.model_options import ModelOptions, TableOptions
+from bertblocks.cli.options import with_options
 from bertblocks.cli.output import make_console, make_table, print_table, to_json_line
 from bertblocks.cli.source import fail
 from bertblocks.core.log import logger
@@ -24,9 +25,11 @@ BATCH_QUERIES = 32
 SHOWN_TEXT = 160
 
 
+@with_options
 def search(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an index.")],
     queries: Annotated[list[str] | None, typer.Argument(metavar="QUERY", help="What to search for.")] = None,
+    *,
     file: Annotated[
         list[str] | None,
         typer.Option("--file", "-f", help="Queries from lines of text or a table. May be repeated."),
@@ -41,12 +44,8 @@ def search(
     exact: Annotated[bool, typer.Option("--exact", help="Search a large index exactly too.")] = False,
     model: Annotated[str | None, typer.Option(help="Where the index's embedder is now, if it moved.")] = None,
     sparse: Annotated[str | None, typer.Option(help="Where its sparse encoder is now, if it moved.")] = None,
-    column: Column = None,
-    read: Read = None,
-    device: Device = None,
-    dtype: DType = None,
-    int8: Int8 = False,
-    threads: Threads = None,
+    tables: TableOptions,
+    running: ModelOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
     """Find the best documents for each query in an index that `bertblocks index` made."""
@@ -55,8 +54,8 @@ def search(
     try:
         if hybrid and only_sparse:
             raise ValueError("--hybrid and --only-sparse exclude each other.")
-        texts = _get_queries(queries or [], file or [], column or [], read or [])
-        index = SearchIndex.open(folder, model=model, sparse=sparse, **predictor_options(device, dtype, int8, threads))
+        texts = _get_queries(queries or [], file or [], tables)
+        index = SearchIndex.open(folder, model=model, sparse=sparse, **running.for_predictor())
         while batch := list(islice(texts, BATCH_QUERIES)):
             found = index.search(
                 batch,
@@ -72,17 +71,15 @@ def search(
         fail(error)
 
 
-def _get_queries(queries: list[str], files: list[str], column: list[str], read: list[str]) -> Iterator[str]:
-    from bertblocks.cli.predict import parse_columns
+def _get_queries(queries: list[str], files: list[str], tables: TableOptions) -> Iterator[str]:
     from bertblocks.text.inputs import Roles, read_inputs
-    from bertblocks.text.records import ReadOptions
 
     if bool(queries) == bool(files):
         raise ValueError("Give either queries or --file FILE.")
     if queries:
         return iter(queries)
     roles = Roles([("query",)])
-    inputs = read_inputs(files, roles, parse_columns(column, roles), ReadOptions.parse(read))
+    inputs = read_inputs(files, roles, tables.columns(roles), tables.reading)
     for note in inputs.notes:
         logger.info(note)
     return (record.value for record in inputs)
