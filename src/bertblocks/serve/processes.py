@@ -65,8 +65,11 @@ class WorkerFactory:
 
 def _close_others(kept: int) -> None:
     """Closes the sockets of the server, which would stay open for their clients as long as a worker has them too."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor != kept:
+            with contextlib.suppress(OSError):  # the folder's own is closed by now
+                os.close(descriptor)
 
 
 def _fork_on_request(control: socket.socket, serve: Callable[[Connection], None]) -> NoReturn:

@@ -28,18 +28,23 @@ Documents = Annotated[
 ]
 
 
-class RerankRequest(Body):
+class RerankOptions(Body):
+    """What requests for a ranking have in common."""
+
     query: str
-    documents: Documents
     top_n: int | None = Field(None, ge=1, description="How many documents to return, by default all.")
     return_documents: bool = Field(False, description="Whether results have the documents' texts.")
+    raw_scores: bool = Field(False, description="Whether scores are logits, as in TEI and infinity.")
+
+
+class RerankRequest(RerankOptions):
+    documents: Documents
     rank_fields: list[str] | None = Field(
         None, min_length=1, description="The fields of documents that are objects, by default `text`."
     )
     max_chunks_per_doc: int | None = Field(None, ge=1, description="Accepted; the model's own length applies.")
     max_tokens_per_doc: int | None = Field(None, ge=1, description="Accepted; the model's own length applies.")
     priority: int | None = Field(None, description="Accepted; requests are served by length and age.")
-    raw_scores: bool = Field(False, description="infinity's key: whether scores are logits.")
 
 
 class RankedText(Answer):

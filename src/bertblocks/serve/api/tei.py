@@ -39,11 +39,19 @@ def _check_direction(value: Any) -> Any:
 Direction = Annotated[str, PlainValidator(_check_direction), WithJsonSchema({"enum": ["right", "Right"]})]
 
 
-class TEIBody(Body):
+class Truncation(BaseModel):
+    """What requests say about long texts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
     truncate: bool | None = Field(
-        None, description="Whether long texts are cut (true) or errors (false); by default the task decides."
+        default=None, description="Whether long texts are cut (true) or errors (false); by default the task decides."
     )
     truncation_direction: Direction = "right"
+
+
+class TEIBody(Truncation, Body):
+    """A request of TEI that runs a model."""
 
 
 class EmbedRequest(TEIBody):
@@ -79,16 +87,12 @@ class PredictRequest(TEIBody):
     parameters: PredictParameters | None = None
 
 
-class RerankRequest(TEIBody):
-    """TEI's `texts`, or Cohere's `documents` with the rest of its keys."""
+class RerankRequest(TEIBody, cohere.RerankOptions):
+    """TEI's `texts`, or Cohere's `documents` with its keys."""
 
-    query: str
     texts: TextList | None = None
-    raw_scores: bool = False
     return_text: bool = False
     documents: cohere.Documents | None = None
-    top_n: int | None = Field(None, ge=1)
-    return_documents: bool = False
 
 
 class SimilarityInputs(BaseModel):
@@ -98,11 +102,7 @@ class SimilarityInputs(BaseModel):
     sentences: TextList
 
 
-class SimilarityParameters(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    truncate: bool | None = None
-    truncation_direction: Direction = "right"
+class SimilarityParameters(Truncation):
     prompt_name: str | None = None
 
 
