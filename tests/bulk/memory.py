@@ -1,4 +1,7 @@
-"""`ROWS`: embeds that many rows with a tiny model, and prints the seconds and the peak memory of the process."""
+"""Memory of a bulk job: `python -m tests.bulk.memory ROWS`.
+
+Embeds ROWS rows, by default a million, with a tiny model, and prints the seconds and the peak memory of the process.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +38,4 @@ def main(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

@@ -248,10 +248,10 @@ class Panel {
 }
 
 function timingLine({ path, headers, elapsed }) {
-  const parts = [make("b", {}, path), `round trip ${brief.format(elapsed)} ms`];
+  const parts = [make("b", {}, path), `round trip ${duration(elapsed)}`];
   for (const [name, label] of [["tokenization", "tokenizing"], ["queue", "queue"], ["inference", "inference"]]) {
     const value = headers.get(`x-${name}-time`);
-    if (value !== null) parts.push(`${label} ${brief.format(value)} ms`);
+    if (value !== null) parts.push(`${label} ${duration(value)}`);
   }
   const tokens = headers.get("x-compute-tokens");
   if (tokens !== null) parts.push(count(Number(tokens), "token"));
@@ -382,8 +382,8 @@ function showModels(models) {
 const STATS = {
   requests_per_second: ["requests/s"],
   tokens_per_second: ["tokens/s"],
-  p50_ms: ["median latency", "ms"],
-  p99_ms: ["99th percentile", "ms"],
+  p50_ms: ["median latency", duration],
+  p99_ms: ["99th percentile", duration],
   queue_tokens: ["tokens waiting"],
   batch_tokens: ["tokens per batch"],
 };
@@ -407,9 +407,9 @@ async function poll() {
 }
 
 function drawStats(body) {
-  const tiles = Object.entries(STATS).map(([name, [label, unit = ""]]) => {
-    const value = typeof body[name] === "number" ? brief.format(body[name]) : "–";
-    const amount = make("dd", {}, value, ...(unit && value !== "–" ? [make("small", {}, ` ${unit}`)] : []));
+  const tiles = Object.entries(STATS).map(([name, [label, format = brief.format]]) => {
+    const [value, unit] = (typeof body[name] === "number" ? format(body[name]) : "–").split(" ");
+    const amount = make("dd", {}, value, ...(unit ? [make("small", {}, ` ${unit}`)] : []));
     return make("div", { class: "tile", "data-stat": name }, make("dt", {}, label), amount, sparkline(past[name]));
   });
   find("tiles").replaceChildren(...tiles);

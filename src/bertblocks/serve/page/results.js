@@ -6,6 +6,7 @@ const MOST = { sentences: 40, pairs: 8, rows: 200, bars: 30, tokens: 2000, query
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const brief = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
+const duration = (ms) => (ms < 1000 ? `${brief.format(ms)} ms` : `${brief.format(ms / 1000)} s`);
 const whole = new Intl.NumberFormat("en");
 const count = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
 const fixed = (number, digits = 2) => number.toFixed(digits).replace("-", "−");
