@@ -67,7 +67,7 @@ def _run(
             headers = case.meta.components.get(ParameterLocation.HEADER)
             assume(
                 headers is None or headers.mode is GenerationMode.POSITIVE
-            )  # digits are valid, whatever they replace
+            )  # digits are valid
             case.headers["X-Timeout-Ms"] = str(MAX_TIMEOUT)  # a short deadline rightly ends with 504
         response = case.call(base_url=url, session=session)
         case.validate_response(response, checks=CHECKS)
