@@ -65,9 +65,7 @@ def _run(
     def send(case: Any) -> None:
         if str(case.headers.get("X-Timeout-Ms", "")).isdigit():
             headers = case.meta.components.get(ParameterLocation.HEADER)
-            assume(
-                headers is None or headers.mode is GenerationMode.POSITIVE
-            )  # digits are valid
+            assume(headers is None or headers.mode is GenerationMode.POSITIVE)  # digits are valid
             case.headers["X-Timeout-Ms"] = str(MAX_TIMEOUT)  # a short deadline rightly ends with 504
         response = case.call(base_url=url, session=session)
         case.validate_response(response, checks=CHECKS)

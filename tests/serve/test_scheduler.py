@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertblocks import Predictor
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import (
     DeadlineExceeded,
@@ -171,6 +172,27 @@ def test_results_do_not_depend_on_other_requests(models: ModelSet) -> None:
     sick, healthy = serve(own, with_nan)
     assert np.isnan(sick.results[0]).all()
     np.testing.assert_allclose(healthy.results[0], alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+def test_other_requests_change_low_precision_by_rounding_only(numbers: str, tmp_path: Path) -> None:
+    """Kernels round by the shape of a batch. Texts that differ are much further apart than that."""
+    plain = make_predictor(hidden_size=64, num_hidden_layers=2)
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"int8": True} if numbers == "int8" else {"dtype": torch.bfloat16}
+    own = ModelSet([ServedModel("model", Predictor(tmp_path, threads=1, **options))])
+
+    async def work(scheduler: Scheduler) -> Any:
+        alone = [(await scheduler.run(own[0], "encode", [text])).results[0] for text in TEXTS]
+        together = (await scheduler.run(own[0], "encode", TEXTS * 5)).results
+        return np.array(alone), np.array(together).reshape(5, len(TEXTS), -1)
+
+    alone, together = serve(own, work)
+    assert own[0].predictor.precision == numbers
+    assert (together * alone).sum(-1).min() > 1 - 1e-3
+    others = alone @ alone.T - 2 * np.eye(len(TEXTS))
+    assert others.max() < 1 - 1e-2
 
 
 def test_requests_of_several_clients_share_a_batch_whatever_their_options(models: ModelSet) -> None:
