@@ -1,4 +1,4 @@
-"""The accuracy of every runtime's int8 compared with fp32, on a published checkpoint and real texts."""
+"""The accuracy of every runtime's int8, and of bf16, compared with fp32, on a published checkpoint and real texts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 import bertblocks
-from benchmarks.encoding import ONNX_INT8, OPENVINO_INT8, OURS_INT8, PADDED, hidden_states
+from benchmarks.encoding import ONNX_INT8, OPENVINO_INT8, OURS_BF16, OURS_INT8, PADDED, hidden_states
 from benchmarks.inputs import Batch, real_texts, sts_pairs
-from benchmarks.peers import Graphs, need
+from benchmarks.peers import Graphs, need, need_bf16
 from benchmarks.sentences import checkpoint_folder
 from benchmarks.workload import Settings, Unavailable
 
@@ -26,7 +26,7 @@ Encode = Callable[[Batch], Tensor]
 
 
 def int8_accuracy(settings: Settings) -> dict[str, Any]:
-    """Cosines between int8 and fp32 tokens, and the Spearman correlation of both on STS-B."""
+    """Cosines between int8 or bf16 and fp32 tokens, and the Spearman correlation of both on STS-B."""
     try:
         folder = checkpoint_folder()
     except Unavailable as reason:
@@ -42,6 +42,7 @@ def int8_accuracy(settings: Settings) -> dict[str, Any]:
         PADDED: lambda: lambda batch: hidden_states(theirs, batch),
         ONNX_INT8: lambda: graphs.onnxruntime_int8,
         OPENVINO_INT8: lambda: graphs.openvino_int8,
+        OURS_BF16: lambda: our_bf16(folder),
         OURS_INT8: lambda: our_int8(folder),
     }
     results: dict[str, Any] = {}
@@ -57,6 +58,12 @@ def int8_accuracy(settings: Settings) -> dict[str, Any]:
         if pairs is not None:
             results[name]["sts"] = sts_correlation(encode, tokenizer, pairs)
     return {"texts": source, "tokens": sum(len(text) for text in reference), "goal": GOAL, "contenders": results}
+
+
+def our_bf16(folder: str) -> Encode:
+    need_bf16()
+    model = bertblocks.from_huggingface(folder).eval().to(torch.bfloat16)
+    return lambda batch: hidden_states(model, batch)
 
 
 def our_int8(folder: str) -> Encode:

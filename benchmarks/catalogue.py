@@ -7,6 +7,7 @@ from functools import partial
 
 from benchmarks.encoding import LENGTHS, any_uniform, deberta, long_text, ragged, stack, uniform
 from benchmarks.masked_lm import masked_lm
+from benchmarks.query import query
 from benchmarks.rerank import rerank
 from benchmarks.sentences import sentences
 from benchmarks.workload import Settings, Workload
@@ -21,14 +22,16 @@ ROWS: dict[str, Builder] = {
     "modernbert-ragged": partial(ragged, "modernbert-base"),
     "modernbert-8x128": partial(uniform, "modernbert-base", 8, 128),
     "modernbert-8x512": partial(uniform, "modernbert-base", 8, 512),
-    "modernbert-2048": partial(long_text, 2048, 1.6),
-    "modernbert-8192": partial(long_text, 8192, 2.6),
+    "modernbert-2048": partial(long_text, 2048, 1.6, None),
+    "modernbert-8192": partial(long_text, 8192, 3.0, 6.0),
     "deberta-v3-ragged": partial(deberta, None),
     "deberta-v3-8x128": partial(deberta, 8),
     "masked-lm-bert-ragged": partial(masked_lm, "bert", False),
     "masked-lm-bert-full": partial(masked_lm, "bert", True),
     "masked-lm-modernbert-ragged": partial(masked_lm, "modernbert", False),
     "masked-lm-modernbert-full": partial(masked_lm, "modernbert", True),
+    "query-minilm": partial(query, "minilm"),
+    "query-bert": partial(query, "bert-base"),
     "sentences": sentences,
     "rerank": rerank,
 }

@@ -21,7 +21,7 @@ from transformers import (
 
 import bertblocks
 from benchmarks.inputs import Batch, make_batch, ragged_lengths, sorted_batches
-from benchmarks.peers import Graphs
+from benchmarks.peers import Graphs, need_bf16
 from benchmarks.workload import PROBE, Contender, Goal, Settings, Unavailable, Workload
 from bertblocks import BertBlocksPreTrainedModel
 from bertblocks.analysis import count_flops
@@ -32,7 +32,7 @@ SORTED = "transformers sdpa, sorted batches of 8"
 EAGER, EAGER_SORTED = "transformers eager, padded", "transformers eager, sorted batches of 8"
 ONNX, ONNX_INT8 = "ONNX Runtime fp32, padded", "ONNX Runtime int8 (dynamic), padded"
 OPENVINO, OPENVINO_INT8 = "OpenVINO fp32, padded", "OpenVINO int8 (static), padded"
-OURS, OURS_INT8 = "BertBlocks fp32", "BertBlocks int8"
+OURS, OURS_BF16, OURS_INT8 = "BertBlocks fp32", "BertBlocks bf16", "BertBlocks int8"
 
 #: Layers of each model. The last three show how cost grows with length.
 DEPTHS = {"bert-base": 12, "modernbert-base": 22, "deberta-v3-base": 12, "local": 3, "global": 3, "mixed": 3}
@@ -82,6 +82,11 @@ class Encoders:
         return bertblocks.from_huggingface(self.theirs).eval()
 
     @cached_property
+    def ours_bf16(self) -> BertBlocksPreTrainedModel:
+        need_bf16()
+        return copy.deepcopy(self.ours).to(torch.bfloat16)
+
+    @cached_property
     def ours_int8(self) -> BertBlocksPreTrainedModel:
         model = copy.deepcopy(self.ours)
         model.quantize("int8")
@@ -105,7 +110,7 @@ def get_encoders(name: str, layers: int, settings: Settings) -> Encoders:
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     with torch.inference_mode():
-        return model(**batch).last_hidden_state
+        return model(**batch).last_hidden_state.float()
 
 
 def in_sorted_batches(model: PreTrainedModel, batch: Batch, size: int) -> Tensor:
@@ -147,6 +152,7 @@ def encoder_workload(
         Contender(OPENVINO, on_graph("openvino")),
         Contender(OPENVINO_INT8, on_graph("openvino_int8"), exact=False),
         Contender(OURS, lambda: _bound(models.ours, batch)),
+        Contender(OURS_BF16, lambda: _bound(models.ours_bf16, batch), exact=False),
         Contender(OURS_INT8, lambda: _bound(models.ours_int8, batch), exact=False),
     ]
     if len(set(lengths)) > 1:
@@ -181,6 +187,7 @@ def ragged(name: str, settings: Settings) -> Workload:
         Goal(OURS_INT8, PADDED, 11),
         Goal(OURS, SORTED, 1.7),
         Goal(OURS_INT8, SORTED, 4),
+        Goal(OURS_BF16, OURS, 1.6),
     ]
     if name == "bert-base":
         goals.insert(1, Goal(OURS, PROBE, 0.8, "sgemm"))
@@ -200,16 +207,22 @@ def deberta(rows: int | None, settings: Settings) -> Workload:
     return encoder_workload(models, lengths, title, contenders, [Goal(OURS, EAGER, 3.0 if rows is None else 1.5)])
 
 
-def long_text(length: int, at_least: float, settings: Settings) -> Workload:
+def long_text(length: int, at_least: float, int8_at_least: float | None, settings: Settings) -> Workload:
     models = get_encoders("modernbert-base", LONG_DEPTH, settings)
     title = f"modernbert-base, one text of {length:,} tokens"
-    return encoder_workload(models, [length], title, goals=[Goal(OURS, PADDED, at_least)], memory=[PADDED, OURS])
+    goals = [Goal(OURS, PADDED, at_least)]
+    if int8_at_least is not None:
+        goals.append(Goal(OURS_INT8, PADDED, int8_at_least))
+    return encoder_workload(models, [length], title, goals=goals, memory=[PADDED, OURS])
 
 
 def uniform(name: str, rows: int, length: int, settings: Settings) -> Workload:
-    goals = [Goal(OURS, PADDED, 1.05)]
-    if (name, length) == ("bert-base", 128):
-        goals.append(Goal(OURS_INT8, PADDED, 3.1))
+    goals = [
+        Goal(OURS, PADDED, 1.05),
+        Goal(OURS_BF16, OURS, 1.6),
+        Goal(OURS_INT8, PADDED, 4.2),
+        Goal(OURS_INT8, OPENVINO_INT8, 1.0),
+    ]
     models = get_encoders(name, DEPTHS[name], settings)
     return encoder_workload(models, [length] * rows, f"{name}, uniform {rows} x {length}", goals=goals)
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.inputs import Batch, make_batch, ragged_lengths
 from benchmarks.workload import Unavailable
+from bertblocks.nn.ops.cpu import has_bf16_units
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -25,6 +26,12 @@ def need(*packages: str) -> None:
     """Raises an error that names the packages a contender lacks."""
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
         raise Unavailable(f"not installed: {', '.join(missing)}")
+
+
+def need_bf16() -> None:
+    """Raises an error unless this CPU multiplies bf16 numbers faster than fp32 ones."""
+    if not has_bf16_units(torch.device("cpu")):
+        raise Unavailable("this CPU has no fast products in bf16")
 
 
 @contextlib.contextmanager

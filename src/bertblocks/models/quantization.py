@@ -17,7 +17,7 @@ from bertblocks.core.registry import nearest
 from bertblocks.models.quantization_accuracy import Accuracy, collect_outputs, compare_outputs
 from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.nn.ops.int8 import describe
-from bertblocks.nn.quantized import QuantizedLinear, QuantizedMLP
+from bertblocks.nn.quantized import QuantizedBlock, QuantizedLinear, QuantizedMLP
 
 METHODS = ("int8",)
 #: The lowest accepted mean cosine between the token vectors of the quantized and of the original model.
@@ -87,6 +87,10 @@ def replace_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
         for name, child in list(parent.named_children()):
             if QuantizedMLP.replaces(child):
                 put(parent, name, QuantizedMLP(child))  # type: ignore[arg-type]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if QuantizedBlock.replaces(child):
+                put(parent, name, QuantizedBlock(child))  # type: ignore[arg-type]
     return replaced
 
 

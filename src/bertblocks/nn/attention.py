@@ -14,6 +14,7 @@ from transformers import initialization as init
 from bertblocks.core.keys import Key
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
+from bertblocks.nn.backends.cpu import CpuBackend, attention_call, find_attention_kernel
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.convolution import SpanConvolution, get_span_convolution
 from bertblocks.nn.dropout import Dropout
@@ -25,6 +26,7 @@ from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import linear, not_cast
 from bertblocks.nn.position import BlockPosition, get_block_position
 from bertblocks.nn.relative import RelativeVectors
+from bertblocks.nn.rope import RotaryPosition
 from bertblocks.nn.shortcut import ValueEmbedding, get_value_embedding
 from bertblocks.nn.sink import AttentionSinks, get_attention_sinks
 
@@ -189,11 +191,40 @@ class Attention(nn.Module):
             q = q + self.query_bias.to(q.dtype)
         return q.unflatten(-1, (self.num_heads, -1)), k.unflatten(-1, (self.num_kv_heads, -1))
 
+    @property
+    def is_plain(self) -> bool:
+        """True for softmax over products of queries and keys, which are rotated at most: what the C kernel computes."""
+        extras = (self.gate, self.value_embedding, self.weigh, self.sinks, self.span_convolution, self.query_norm)
+        if any(extra is not None for extra in extras) or not self.pattern.has_plain_scores:
+            return False
+        if type(self.position) is RotaryPosition:
+            return not self.position.interleaved
+        return type(self.position).rotate is BlockPosition.rotate
+
+    def rotation(self, layout: SequenceLayout) -> tuple[Tensor, Tensor] | None:
+        """Return the tables of cosines and sines that rotate queries and keys, if any do."""
+        return self.position.tables(layout) if isinstance(self.position, RotaryPosition) else None
+
+    def _attend_in_kernel(self, qkv: Tensor, context: ForwardContext) -> Tensor | None:
+        """Rotate and attend in one call of the C kernel, or return None where it cannot compute this layer."""
+        is_special = context.output_weights or context.memory is not None or self.observe is not None
+        if is_special or type(context.backend) is not CpuBackend or not self.is_plain:
+            return None
+        call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
+        kernel = find_attention_kernel(qkv, self.head_dim, call)
+        if kernel is None:
+            return None
+        q, k, v = self.split(qkv)
+        return kernel.attention(q, k, v, attention_call(q, k, call, self.rotation(context.layout)))
+
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of all tokens or of `token_indices`, and the padded weights if the context asks."""
         qkv = self.qkv(x)
+        attended = self._attend_in_kernel(qkv, context)
+        if attended is not None:
+            return self.out_dropout(self.out(index_tokens(attended, token_indices).flatten(1))), None
         dtype, in_fp32 = qkv.dtype, is_half_slow(qkv)
         q, k, v = self.split(qkv.float() if in_fp32 else qkv)
         convolved = None

@@ -58,6 +58,10 @@ class Residual(nn.Module):
         self.combine = combine
         self.norm_scale = norm_scale if before else 1.0
 
+    @property
+    def norms(self) -> tuple[nn.Module, nn.Module]:
+        return self.pre_norm, self.post_norm
+
     def enter(self, x: Tensor) -> Tensor:
         """Return what the sublayer reads."""
         normed = self.pre_norm(x)

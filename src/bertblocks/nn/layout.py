@@ -224,11 +224,16 @@ class SequenceLayout:
             ends = rows + (columns * self.key_mask).amax(1)
         return torch.where(self.length_tensor > 0, ends, torch.zeros_like(ends))
 
+    @property
+    def all_lengths(self) -> list[int]:
+        """The number of tokens of every sequence of either kind of layout, zeros included."""
+        rows, length = self.rectangle or (0, 0)
+        return self.lengths or [length] * rows
+
     def slices(self) -> list[slice]:
         """Return the tokens of each non-empty sequence."""
-        rows, row_length = self.rectangle or (0, 0)
         slices, start = [], 0
-        for length in self.lengths or [row_length] * rows:
+        for length in self.all_lengths:
             if length:
                 slices.append(slice(start, start + length))
             start += length

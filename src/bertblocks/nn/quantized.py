@@ -9,9 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertblocks.nn.activation import get_activation
+from bertblocks.nn.attention import Attention, ForwardContext
+from bertblocks.nn.backends.cpu import CpuBackend
+from bertblocks.nn.block import Block, Residual
+from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.mlp import GLU, MLP
-from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU, Kernel, PackedLayer, find_kernel
+from bertblocks.nn.ngpt import LayerOutput
+from bertblocks.nn.norm import LayerNorm, RMSNorm
+from bertblocks.nn.ops.cpu import has_fast_bf16_products
+from bertblocks.nn.ops.int8 import (
+    GELU,
+    GELU_TANH,
+    MAX_HEAD_SIZE,
+    RELU,
+    SILU,
+    AttentionCall,
+    Kernel,
+    NormParts,
+    PackedEncoderLayer,
+    PackedLayer,
+    find_kernel,
+)
 
 #: The kernel's code for every activation it supports.
 KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
@@ -157,3 +176,99 @@ class QuantizedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gated={self.gated}"
+
+
+class QuantizedBlock(Block):
+    """A quantized encoder layer in one call of the C kernel, which takes as long as the products do.
+
+    Attention computes in bf16 where the CPU has fast products for it: their error is smaller than that of int8.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__(block.attention, block.mlp, block.attention_residual, block.mlp_residual, block.input_mixing)
+        self.training = block.training
+        self._packed: tuple[tuple[object, ...], PackedEncoderLayer] | None = None
+
+    @staticmethod
+    def replaces(module: nn.Module) -> bool:
+        """True for an encoder layer with quantized sublayers, without anything that the kernel cannot compute."""
+        if type(module) is not Block or type(module.attention) is not Attention:
+            return False
+        attention, residuals = module.attention, (module.attention_residual, module.mlp_residual)
+        if attention.query_bias is not None or module.input_mixing is not None or attention.head_dim > MAX_HEAD_SIZE:
+            return False
+        is_quantized = isinstance(attention.qkv, QuantizedLinear) and isinstance(module.mlp, QuantizedMLP)
+        return is_quantized and attention.is_plain and all(_is_plain(residual) for residual in residuals)
+
+    def forward(self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None) -> LayerOutput:
+        packed = self._pack() if self._is_fusible(x, context) else None
+        kernel = None if packed is None else usable_kernel(x)
+        if packed is None or kernel is None:
+            return super().forward(x, context, token_indices)
+        if token_indices is not None:
+            token_indices = token_indices.contiguous()
+            if len(token_indices) and not 0 <= int(token_indices.min()) <= int(token_indices.max()) < len(x):
+                raise IndexError(f"token_indices reach outside the {len(x)} tokens.")
+        return kernel.layer(x.contiguous(), packed, self._call(context.layout), token_indices), None, None
+
+    def _is_fusible(self, x: Tensor, context: ForwardContext) -> bool:
+        if self.training or not len(x) or x.dtype != torch.float32 or context.layout.key_mask is not None:
+            return False
+        if context.output_weights or context.memory is not None or type(context.backend) is not CpuBackend:
+            return False
+        return not (x.requires_grad and torch.is_grad_enabled())
+
+    def _pack(self) -> PackedEncoderLayer | None:
+        """Return the layer for the kernel, packed again after its weights were replaced; None if hooks want to run."""
+        attention, mlp = self.attention, self.mlp
+        layers = attention.qkv, attention.out, mlp.up, mlp.down
+        norms = [norm for residual in (self.attention_residual, self.mlp_residual) for norm in residual.norms]  # type: ignore[union-attr]
+        modules = (attention, mlp, *layers, *norms)
+        if any(module._forward_hooks or module._forward_pre_hooks for module in modules):  # type: ignore[union-attr]
+            return None
+        if not all(type(layer) is QuantizedLinear for layer in layers):
+            return None
+        described = [_describe_norm(norm) for norm in norms]
+        parts = [layer.packed for layer in layers]  # type: ignore[union-attr]
+        key = (*parts, *(value for norm in described for value in norm[:2]))
+        if self._packed is None or any(old is not new for old, new in zip(self._packed[0], key, strict=True)):
+            activation = KERNEL_ACTIVATIONS[type(mlp.activation)]  # type: ignore[index,arg-type]
+            self._packed = key, PackedEncoderLayer(parts, activation, mlp.gated, described)  # type: ignore[arg-type]
+        return self._packed[1]
+
+    def _call(self, layout: SequenceLayout) -> AttentionCall:
+        """Return what the kernel needs to know about the sequences; layers with equal attention share it."""
+        attention, tables = self.attention, self.attention.rotation(layout)
+        sizes = attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.scale
+        key = ("int8 layer", sizes, attention.pattern.half_window, None if tables is None else tables[0].data_ptr())
+
+        def compute() -> AttentionCall:
+            half_window = attention.pattern.half_window
+            return AttentionCall(layout.all_lengths, *sizes, half_window, has_fast_bf16_products(), tables)
+
+        return layout.memo(key, compute)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+
+def _is_plain(residual: Residual | None) -> bool:
+    """True for x + f(x) with norms before or after it that the kernel computes."""
+    if residual is None or residual.combine is not None or residual.norm_inside:
+        return False
+    scales = residual.skip_scale, residual.branch_scale, residual.norm_scale
+    return scales == (1.0, 1.0, 1.0) and all(
+        isinstance(norm, nn.Identity) or (type(norm) in (LayerNorm, RMSNorm) and not norm.is_one_plus)
+        for norm in residual.norms
+    )
+
+
+def _describe_norm(norm: nn.Module) -> NormParts:
+    """Return weight, bias, epsilon and whether the mean stays; all None for no norm."""
+    if isinstance(norm, nn.Identity):
+        return None, None, None, False
+    return norm.weight, norm.bias, norm.eps, isinstance(norm, RMSNorm)  # type: ignore[return-value]

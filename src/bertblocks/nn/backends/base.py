@@ -43,6 +43,11 @@ class AttentionPattern:
         return self.has_bias or self.is_relative
 
     @property
+    def has_plain_scores(self) -> bool:
+        """True if scores are products alone, and only a window hides some."""
+        return not (self.is_causal or self.num_global_tokens or self.adds_scores or self.has_sinks)
+
+    @property
     def slopes(self) -> tuple[float, ...] | None:
         return None if self.position is None else self.position.slopes
 

@@ -1,4 +1,4 @@
-"""The fastest attention on a CPU: plain products for short sequences and windows, torch's fused kernel for the rest."""
+"""The fastest attention on a CPU: the C kernel for inference with plain scores, and chunks of products otherwise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from bertblocks.nn.backends.base import AttentionContext, AttentionPattern, repe
 from bertblocks.nn.backends.sdpa import SdpaBackend, make_mask
 from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
+from bertblocks.nn.ops.cpu import has_fast_bf16_products
+from bertblocks.nn.ops.int8 import MAX_HEAD_SIZE, AttentionCall, Kernel, find_kernel
+from bertblocks.nn.ops.linear import is_captured
 
 #: Beyond this length torch's fused kernel is faster than plain products.
 LONGEST_CHUNK = 512
@@ -27,7 +30,10 @@ MAX_SCORES = 2**17
 
 
 class CpuBackend(SdpaBackend):
-    """Cuts a batch into chunks; the cases that have no such form (kept padding, learned biases) go to sdpa."""
+    """Calls the C kernel where it can compute the result, and otherwise cuts a batch into chunks.
+
+    The cases that have no such form (kept padding, learned biases) go to sdpa.
+    """
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
         """Blocks of queries pay off as soon as they see less than the whole sequence."""
@@ -36,6 +42,9 @@ class CpuBackend(SdpaBackend):
         return length > self.block_size + 2 * pattern.half_window
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        kernel = find_attention_kernel(q, q.shape[-1], context)
+        if kernel is not None and all(x.stride()[1:] == (q.shape[-1], 1) for x in (q, k, v)):
+            return kernel.attention(q, k, v, attention_call(q, k, context))
         chunks = self._chunks(q, context)
         if chunks is None:
             return super().attend(q, k, v, context)
@@ -146,3 +155,30 @@ class CpuBackend(SdpaBackend):
             seen = slice(first - start + reach, last - start + reach)
             chunks.append(AttentionChunk(slice(start, stop), slice(first, last), mask[:, : stop - start, seen]))
         return chunks
+
+
+def find_attention_kernel(x: Tensor, head_dim: int, context: AttentionContext) -> Kernel | None:
+    """Return the C kernel if it can attend over tokens like x: inference, and scores that only a window hides."""
+    is_fast = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_fast_bf16_products())
+    if not is_fast or x.device.type != "cpu" or type(x) is not Tensor or torch.is_grad_enabled() or is_captured():
+        return None
+    adds_scores = context.relative is not None or context.sinks is not None or context.weigh is not None
+    is_plain = context.pattern.has_plain_scores and not adds_scores and context.layout.key_mask is None
+    if not is_plain or context.dropout or not len(x) or head_dim > MAX_HEAD_SIZE:
+        return None
+    kernel = find_kernel()
+    return kernel if isinstance(kernel, Kernel) else None
+
+
+def attention_call(
+    q: Tensor, k: Tensor, context: AttentionContext, rotation: tuple[Tensor, Tensor] | None = None
+) -> AttentionCall:
+    """Return the kernel's description of a call, which layers with equal patterns and rotations share."""
+    layout, half_window = context.layout, context.pattern.half_window
+    sizes = q.shape[1], k.shape[1], q.shape[2], context.scale
+
+    def compute() -> AttentionCall:
+        return AttentionCall(layout.all_lengths, *sizes, half_window, q.dtype == torch.bfloat16, rotation)
+
+    tables = None if rotation is None else rotation[0].data_ptr()
+    return layout.memo(("attention call", *sizes, half_window, q.dtype, tables), compute)

@@ -1,4 +1,4 @@
-"""The int8 C kernel: compiled for this machine at first use, cached in the user's folder, and loaded with ctypes.
+"""The C kernels: compiled for this machine at first use, cached in the user's folder, and loaded with ctypes.
 
 Without a suitable CPU or a compiler, torch computes the same numbers.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,11 +26,27 @@ CPU_FLAGS = {
     "avx512vl": "-mavx512vl",
     "avx512_vnni": "-mavx512vnni",
 }
-OPTIONS = ["-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values()]
+#: Where the CPU has them, attention in bf16 uses its products.
+BF16_FLAGS = {"avx512_bf16": "-mavx512bf16"}
+
+
+def _options() -> list[str]:
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.h")))
+    # a library is cached under a hash of the source and the options, so a changed header must change an option
+    version = f"-DHEADERS=0x{hashlib.sha256(headers).hexdigest()[:8]}"
+    extra = [option for flag, option in BF16_FLAGS.items() if flag in cpu_flags()]
+    return ["-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values(), *extra, version]
+
+
+OPTIONS = _options()
 #: The memory order of a matrix: panels of this many outputs, four inputs at a time.
 PANEL, QUAD = 32, 4
 #: The kernel's codes for activations.
 RELU, SILU, GELU, GELU_TANH = range(4)
+#: The largest head that the attention kernel reads.
+MAX_HEAD_SIZE = 256
+#: Tokens whose queries, keys and values an encoder layer holds at a time, unless a single sequence is longer.
+GROUP_TOKENS = 1024
 
 
 class KernelError(RuntimeError):
@@ -36,7 +54,7 @@ class KernelError(RuntimeError):
 
 
 class Layer(ctypes.Structure):
-    """The struct `Layer` of int8.c: a packed matrix with its sums, scales and bias."""
+    """The struct `Layer` of product.h: a packed matrix with its sums, scales and bias."""
 
     _fields_ = [
         ("weight", ctypes.c_void_p),
@@ -46,6 +64,79 @@ class Layer(ctypes.Structure):
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
     ]
+
+
+class Norm(ctypes.Structure):
+    """The struct `Norm` of rows.h."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("epsilon", ctypes.c_float),
+        ("is_rms", ctypes.c_int32),
+    ]
+
+
+class EncoderLayer(ctypes.Structure):
+    """The struct `EncoderLayer` of layer.h, with its feed-forward network."""
+
+    _fields_ = [
+        ("qkv", ctypes.POINTER(Layer)),
+        ("out", ctypes.POINTER(Layer)),
+        ("up", ctypes.POINTER(Layer)),
+        ("down", ctypes.POINTER(Layer)),
+        ("activation", ctypes.c_int),
+        ("gated", ctypes.c_int),
+        ("attention_in", ctypes.POINTER(Norm)),
+        ("attention_out", ctypes.POINTER(Norm)),
+        ("mlp_in", ctypes.POINTER(Norm)),
+        ("mlp_out", ctypes.POINTER(Norm)),
+    ]
+
+
+class Attention(ctypes.Structure):
+    """The struct `Attention` of attention.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_int64) for name in ("q_stride", "k_stride", "v_stride", "out_stride")),
+        ("starts", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("sequences", "longest", "origin")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((name, ctypes.c_int32) for name in ("rotary", "heads", "kv_heads", "size")),
+        *((name, ctypes.c_int32) for name in ("half_window", "is_bf16", "in_bf16")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class AttentionCall:
+    """What attention needs to know about sequences and heads; it keeps the tensors alive that the struct points into.
+
+    `rotary` are the tables of cosines `[tokens, 1, rotated]` and sines `[tokens, 1, rotated / 2]`.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        heads: int,
+        kv_heads: int,
+        size: int,
+        scale: float,
+        half_window: int | None,
+        in_bf16: bool,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.starts = torch.tensor([0, *lengths]).cumsum(0)
+        self.longest = max(lengths)
+        self.tables = None if rotary is None else tuple(table.float().contiguous() for table in rotary)
+        call = self.struct = Attention(starts=self.starts.data_ptr(), sequences=len(lengths), longest=self.longest)
+        if self.tables is not None:
+            cos, sin = self.tables
+            call.cos, call.sin, call.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+        call.heads, call.kv_heads, call.size = heads, kv_heads, size
+        call.scale, call.half_window, call.in_bf16 = scale, -1 if half_window is None else half_window, in_bf16
+        #: The memory that encoder layers work in, by their sizes.
+        self.memory: dict[tuple[int, ...], Tensor] = {}
 
 
 class PackedLayer:
@@ -69,6 +160,30 @@ class PackedLayer:
         self.reference = ctypes.byref(self.layer)
 
 
+#: Weight, bias, epsilon, and whether it is an RMS norm; without epsilon there is no norm.
+NormParts = tuple[Tensor | None, Tensor | None, float | None, bool]
+
+
+class PackedEncoderLayer:
+    """An encoder layer for the kernel: its matrices, and the norms before and after its two sublayers."""
+
+    def __init__(
+        self,
+        layers: Sequence[PackedLayer],
+        activation: int,
+        gated: bool,
+        norms: Sequence[NormParts],
+    ) -> None:
+        self.layers, self.norms = layers, norms
+        pointers = [None if norm[2] is None else ctypes.pointer(_norm(*norm)) for norm in norms]
+        self.struct = EncoderLayer(*(ctypes.pointer(layer.layer) for layer in layers), activation, gated, *pointers)
+        self.sizes = tuple(size for layer in layers for size in (layer.layer.inputs, layer.layer.outputs))
+
+
+def _norm(weight: Tensor | None, bias: Tensor | None, epsilon: float | None, is_rms: bool) -> Norm:
+    return Norm(*(None if tensor is None else tensor.data_ptr() for tensor in (weight, bias)), epsilon, is_rms)
+
+
 class Kernel:
     """Calls the compiled library on as many threads as torch uses."""
 
@@ -79,6 +194,17 @@ class Kernel:
         self._linear.argtypes = [layer, pointer, number, pointer, ctypes.c_int]
         self._mlp = library.bertblocks_mlp
         self._mlp.argtypes = [layer, layer, ctypes.c_int, ctypes.c_int, pointer, number, pointer, ctypes.c_int]
+        self._attention = library.bertblocks_attention
+        self._attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_int]
+        encoder_layer, call = ctypes.POINTER(EncoderLayer), ctypes.POINTER(Attention)
+        self._layer_bytes = library.bertblocks_layer_bytes
+        self._layer_bytes.argtypes, self._layer_bytes.restype = [encoder_layer, call, number, ctypes.c_int], number
+        self._layer = library.bertblocks_layer
+        self._layer.argtypes = [
+            *(encoder_layer, call, pointer, pointer, pointer),
+            *(number, number, pointer, ctypes.c_int),
+        ]
+        self._layer.restype = None
 
     def linear(self, x: Tensor, packed: PackedLayer) -> Tensor:
         """Compute x W^T + bias for fp32 rows."""
@@ -93,6 +219,31 @@ class Kernel:
         pointers = (x.data_ptr(), x.shape[0], out.data_ptr())
         if not self._mlp(up.reference, down.reference, activation, gated, *pointers, torch.get_num_threads()):
             raise MemoryError(f"Not enough memory for {x.shape[0]} int8 rows.")
+        return out
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+        """Attend over `[tokens, heads, size]` in fp32 or bf16, whose heads and units are contiguous."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        struct = call.struct
+        struct.q, struct.k, struct.v, struct.out = (x.data_ptr() for x in (q, k, v, out))
+        struct.q_stride, struct.k_stride, struct.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        struct.out_stride, struct.is_bf16 = out.stride(0), q.dtype == torch.bfloat16
+        if not self._attention(struct, torch.get_num_threads()):
+            raise MemoryError(f"Not enough memory for attention over {len(q)} tokens.")
+        return out
+
+    def layer(self, x: Tensor, layer: PackedEncoderLayer, call: AttentionCall, selected: Tensor | None) -> Tensor:
+        """Run an encoder layer on fp32 rows and return all tokens or the selected ones."""
+        threads, tokens = torch.get_num_threads(), len(x)
+        group = tokens if selected is not None else max(min(tokens, GROUP_TOKENS), call.longest)
+        key = (*layer.sizes, group, threads)
+        if key not in call.memory:
+            call.memory[key] = torch.empty(
+                self._layer_bytes(layer.struct, call.struct, group, threads), dtype=torch.uint8
+            )
+        out = torch.empty(tokens if selected is None else len(selected), x.shape[1])
+        pointers = x.data_ptr(), out.data_ptr(), None if selected is None else selected.data_ptr()
+        self._layer(layer.struct, call.struct, *pointers, len(out), group, call.memory[key].data_ptr(), threads)
         return out
 
 

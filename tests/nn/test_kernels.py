@@ -1,0 +1,183 @@
+"""The C kernels: attention against double precision, encoder layers against the modules they replace."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bertblocks import BertBlocksModel, SequenceLayout
+from bertblocks.nn import quantized
+from bertblocks.nn.backends import cpu
+from bertblocks.nn.ops.cpu import has_fast_bf16_products
+from bertblocks.nn.ops.int8 import AttentionCall, Kernel, KernelError, describe, find_kernel
+from bertblocks.nn.quantized import QuantizedBlock
+from tests.helpers import pad_ids, ragged_ids, tiny_config
+
+KERNEL = find_kernel()
+pytestmark = pytest.mark.skipif(not isinstance(KERNEL, Kernel), reason=describe())
+#: Around the sizes of a tile of queries (12), a panel (32), a block of keys (256) and a slab of queries (960).
+LENGTHS = [[1], [11, 12, 13], [31, 0, 32, 33], [255, 2, 257], [959, 961]]
+
+
+def exact_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], half_window: int | None
+) -> torch.Tensor:
+    """The definition, sequence by sequence, in double precision."""
+    groups, outputs = q.shape[1] // k.shape[1], []
+    for query, key, value in zip(*(x.double().split(lengths) for x in (q, k, v)), strict=True):
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        scores = torch.einsum("ihd,jhd->hij", query, key) * q.shape[2] ** -0.5
+        if half_window is not None:
+            index = torch.arange(len(query))
+            scores = scores.masked_fill((index[:, None] - index).abs() > half_window, -math.inf)
+        outputs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), value))
+    return torch.cat(outputs)
+
+
+def make_qkv(tokens: int, heads: int, kv_heads: int, size: int) -> tuple[torch.Tensor, ...]:
+    """Views of one projection, as in a model."""
+    parts = torch.randn(tokens, (heads + 2 * kv_heads) * size).split([heads * size, *[kv_heads * size] * 2], dim=1)
+    return tuple(x.unflatten(1, (-1, size)) for x in parts)
+
+
+@pytest.mark.parametrize("half_window", [None, 0, 5, 64])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32), (2, 1, 7), (1, 1, 256)])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_attention(lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None) -> None:
+    q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
+    exact = exact_attention(q, k, v, lengths, half_window)
+    call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
+    torch.testing.assert_close(KERNEL.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.skipif(not has_fast_bf16_products(), reason="this CPU has no fast products in bf16")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 32, 7])
+@pytest.mark.parametrize("half_window", [None, 20])
+def test_attention_in_bf16(half_window: int | None, size: int, dtype: torch.dtype) -> None:
+    lengths = [1, 300, 33]
+    q, k, v = (x.to(dtype) for x in make_qkv(sum(lengths), 4, 2, size))
+    exact = exact_attention(q, k, v, lengths, half_window)
+    call = AttentionCall(lengths, 4, 2, size, size**-0.5, half_window, in_bf16=True)
+    out = KERNEL.attention(q, k, v, call)
+    assert out.dtype == dtype
+    assert (out.double() - exact).square().mean().sqrt() < 2**-8 * exact.square().mean().sqrt()
+
+
+def test_attention_rotates() -> None:
+    lengths, rotary = [5, 40], 24
+    q, k, v = make_qkv(sum(lengths), 2, 1, 32)
+    angles = torch.rand(sum(lengths), 1, rotary // 2) * 6
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.complex(x[..., : rotary // 2], x[..., rotary // 2 : rotary]) * torch.complex(cos, sin)
+        return torch.cat((pairs.real, pairs.imag, x[..., rotary:]), dim=-1)
+
+    call = AttentionCall(lengths, 2, 1, 32, 32**-0.5, None, False, (torch.cat((cos, cos), dim=-1), sin))
+    exact = exact_attention(rotate(q), rotate(k), v, lengths, None)
+    torch.testing.assert_close(KERNEL.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("in_bf16", [False, pytest.param(True, marks=pytest.mark.skipif(
+    not has_fast_bf16_products(), reason="this CPU has no fast products in bf16"))])  # fmt: skip
+def test_attention_keeps_nan_in_its_sequence(in_bf16: bool, bad: float) -> None:
+    lengths = [20, 7, 300]
+    for part in range(3):
+        parts = make_qkv(sum(lengths), 2, 2, 16)
+        call = AttentionCall(lengths, 2, 2, 16, 0.25, None, in_bf16)
+        before = KERNEL.attention(*parts, call)
+        parts[part][22] = bad
+        after = KERNEL.attention(*parts, call)
+        assert not after[22].isfinite().all()
+        assert torch.equal(torch.cat((after[:20], after[27:])), torch.cat((before[:20], before[27:])))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q, k, v = make_qkv(300, 1, 1, 16)
+    call = AttentionCall([300], 1, 1, 16, 1.0, None, in_bf16=False)
+    out = KERNEL.attention(q * 1e4, k * 1e4, v, call)
+    best = torch.einsum("ihd,jhd->ij", q, k).argmax(dim=1)
+    torch.testing.assert_close(out, v[best])
+
+
+LOCAL = {"local_attention": True, "local_attention_window_size": 8, "global_attention_every_n_layers": 2}
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"norm_pos": "pre", "mlp_type": "glu", "hidden_act": "silu"},
+    {"norm_pos": "pre_and_post", "norm_fn": "rms", "block_pos_enc_kind": "rope", "embd_pos_enc_kind": "none"},
+    {"num_kv_heads": 1, "attention_qkv_bias": False, "norm_bias": False, "hidden_act": "relu"},
+    {"norm_pos": "pre", "block_pos_enc_kind": "rope", **LOCAL},
+]
+
+
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_layer_equals_its_modules(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32 the kernel differs from the modules only where a rounded byte does."""
+    monkeypatch.setattr(quantized, "has_fast_bf16_products", lambda: False)
+    model = BertBlocksModel(tiny_config(**options)).quantize("int8")
+    layers = model.encoder.layers
+    assert all(type(layer) is QuantizedBlock for layer in layers)
+    ids, mask = pad_ids(ragged_ids([1, 30, 13, 60]))
+    with torch.inference_mode():
+        fused = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        monkeypatch.setattr(QuantizedBlock, "_is_fusible", lambda *_: False)
+        modules = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert not torch.equal(fused, modules)
+    assert F.cosine_similarity(fused, modules).min() > 0.9995
+
+
+def test_layer_does_not_depend_on_other_texts_or_threads() -> None:
+    model = BertBlocksModel(tiny_config(num_hidden_layers=2)).quantize("int8")
+    texts = ragged_ids([50, 3, 64, 20, 61])
+    ids, mask = pad_ids(texts)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            with torch.inference_mode():
+                together = model(ids, attention_mask=mask).last_hidden_state
+                for row, text in enumerate(texts):
+                    assert torch.equal(together[row, : len(text)], model(text[None]).last_hidden_state[0])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_layer_of_selected_tokens() -> None:
+    encoder = BertBlocksModel(tiny_config(num_hidden_layers=1)).quantize("int8").encoder
+    layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 5, 45]), (45,))
+    x, chosen = torch.randn(45, 32), torch.tensor([44, 0, 7])
+    with torch.inference_mode():
+        every = encoder(x, layout).last_hidden_state
+        assert torch.equal(encoder(x, layout, token_indices=chosen).last_hidden_state, every[chosen])
+        with pytest.raises(IndexError, match="outside the 45 tokens"):
+            encoder(x, layout, token_indices=torch.tensor([45]))
+
+
+def test_layer_follows_new_weights_and_hooks() -> None:
+    model = BertBlocksModel(tiny_config(num_hidden_layers=1)).quantize("int8")
+    ids = torch.randint(1, 60, (1, 9))
+    with torch.inference_mode():
+        before = model(ids).last_hidden_state
+        norm = model.encoder.layers[0].mlp_residual.post_norm
+        norm.weight = torch.nn.Parameter(norm.weight * 2, requires_grad=False)
+        norm.bias = torch.nn.Parameter(norm.bias * 2, requires_grad=False)
+        torch.testing.assert_close(model(ids).last_hidden_state, before * 2)
+        calls: list[Any] = []
+        model.encoder.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+        model(ids)
+    assert calls
+
+
+def test_models_in_fp32_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BertBlocksModel(tiny_config(block_pos_enc_kind="rope")).eval()
+    ids, mask = pad_ids(ragged_ids([7, 50]))
+    with torch.inference_mode():
+        result = model(ids, attention_mask=mask).last_hidden_state
+        monkeypatch.setattr(cpu, "find_kernel", lambda: KernelError("not in this test"))
+        expected = model(ids, attention_mask=mask).last_hidden_state
+    assert not torch.equal(result, expected)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
