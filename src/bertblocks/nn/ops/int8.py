@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ RELU, SILU, GELU, GELU_TANH = range(4)
 MAX_HEAD_SIZE = 256
 #: Tokens whose queries, keys and values an encoder layer holds at a time, unless a single sequence is longer.
 GROUP_TOKENS = 1024
+#: How much memory for encoder layers a thread keeps.
+KEPT_BYTES = 2**25
 
 
 class KernelError(RuntimeError):
@@ -135,8 +138,8 @@ class AttentionCall:
             call.cos, call.sin, call.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
         call.heads, call.kv_heads, call.size = heads, kv_heads, size
         call.scale, call.half_window, call.in_bf16 = scale, -1 if half_window is None else half_window, in_bf16
-        #: The memory that encoder layers work in, by their sizes.
-        self.memory: dict[tuple[int, ...], Tensor] = {}
+        #: The memory that large encoder layers work in; the calls of a forward pass should share one dict.
+        self.memory: dict[str, Tensor] = {}
 
 
 class PackedLayer:
@@ -177,7 +180,6 @@ class PackedEncoderLayer:
         self.layers, self.norms = layers, norms
         pointers = [None if norm[2] is None else ctypes.pointer(_norm(*norm)) for norm in norms]
         self.struct = EncoderLayer(*(ctypes.pointer(layer.layer) for layer in layers), activation, gated, *pointers)
-        self.sizes = tuple(size for layer in layers for size in (layer.layer.inputs, layer.layer.outputs))
 
 
 def _norm(weight: Tensor | None, bias: Tensor | None, epsilon: float | None, is_rms: bool) -> Norm:
@@ -205,6 +207,7 @@ class Kernel:
             *(number, number, pointer, ctypes.c_int),
         ]
         self._layer.restype = None
+        self._kept = threading.local()
 
     def linear(self, x: Tensor, packed: PackedLayer) -> Tensor:
         """Compute x W^T + bias for fp32 rows."""
@@ -232,18 +235,28 @@ class Kernel:
             raise MemoryError(f"Not enough memory for attention over {len(q)} tokens.")
         return out
 
+    def _memory(self, size: int, call: AttentionCall) -> Tensor:
+        """Return memory to work in: this thread's own, or if it is large, that of all layers of a forward pass.
+
+        New memory is slow, because the system has to clear it page by page.
+        """
+        kept = getattr(self._kept, "memory", None) if size <= KEPT_BYTES else call.memory.get("memory")
+        if kept is None or len(kept) < size:
+            kept = torch.empty(size, dtype=torch.uint8)
+            if size <= KEPT_BYTES:
+                self._kept.memory = kept
+            else:
+                call.memory["memory"] = kept
+        return kept
+
     def layer(self, x: Tensor, layer: PackedEncoderLayer, call: AttentionCall, selected: Tensor | None) -> Tensor:
         """Run an encoder layer on fp32 rows and return all tokens or the selected ones."""
         threads, tokens = torch.get_num_threads(), len(x)
         group = tokens if selected is not None else max(min(tokens, GROUP_TOKENS), call.longest)
-        key = (*layer.sizes, group, threads)
-        if key not in call.memory:
-            call.memory[key] = torch.empty(
-                self._layer_bytes(layer.struct, call.struct, group, threads), dtype=torch.uint8
-            )
+        memory = self._memory(self._layer_bytes(layer.struct, call.struct, group, threads), call)
         out = torch.empty(tokens if selected is None else len(selected), x.shape[1])
         pointers = x.data_ptr(), out.data_ptr(), None if selected is None else selected.data_ptr()
-        self._layer(layer.struct, call.struct, *pointers, len(out), group, call.memory[key].data_ptr(), threads)
+        self._layer(layer.struct, call.struct, *pointers, len(out), group, memory.data_ptr(), threads)
         return out
 
 
