@@ -87,11 +87,11 @@ def test_attention_rotates() -> None:
 def test_attention_keeps_nan_in_its_sequence(in_bf16: bool, bad: float) -> None:
     lengths = [20, 7, 300]
     for part in range(3):
-        parts = make_qkv(sum(lengths), 2, 2, 16)
+        q, k, v = make_qkv(sum(lengths), 2, 2, 16)
         call = AttentionCall(lengths, 2, 2, 16, 0.25, None, in_bf16)
-        before = KERNEL.attention(*parts, call)
-        parts[part][22] = bad
-        after = KERNEL.attention(*parts, call)
+        before = KERNEL.attention(q, k, v, call)
+        (q, k, v)[part][22] = bad
+        after = KERNEL.attention(q, k, v, call)
         assert not after[22].isfinite().all()
         assert torch.equal(torch.cat((after[:20], after[27:])), torch.cat((before[:20], before[27:])))
 
