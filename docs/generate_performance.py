@@ -112,7 +112,6 @@ These ideas were tried on this kind of CPU and dropped, because they did not hel
 - packing weights for oneDNN in advance: about 5 % faster, but twice the memory for weights;
 - RoPE as a complex product: the fastest on its own, but it needs query and key weights in another order than
   checkpoints have them;
-- shares of a chunk for all threads in large int8 batches: threads that work on chunks of their own wait for nobody;
 - bfloat16 in the fp32 workloads: it rounds. `Predictor` chooses it on CPUs that support it, and reports it.
 
 The speed-up in masked-LM training depends on how much transformers pads: the ragged workloads here have a padding
