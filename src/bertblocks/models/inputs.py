@@ -121,17 +121,17 @@ def read_layout(
     if cu_seqlens is not None:
         if len(shape) != 1 and not (len(shape) == 2 and shape[0] == 1):
             raise ValueError(f"cu_seqlens goes with flat input of shape [tokens] or [1, tokens], not {list(shape)}.")
-        return SequenceLayout.from_cu_seqlens(cu_seqlens.to(device), shape)
+        return SequenceLayout.from_cu_seqlens(cu_seqlens, shape, device)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(
             f"Input has shape {list(shape)}; it must be [batch, length] with at least one token, or flat with "
             "cu_seqlens."
         )
     if packed_seqlens is not None:
-        return SequenceLayout.from_packed_rows(packed_seqlens.to(device), (shape[0], shape[1]))
+        return SequenceLayout.from_packed_rows(packed_seqlens, (shape[0], shape[1]), device)
     if attention_mask is None:
         return SequenceLayout.from_shape(shape[0], shape[1], device)
-    layout = SequenceLayout.from_mask(attention_mask.to(device), unpad, has_unseen_tokens)
+    layout = SequenceLayout.from_mask(attention_mask, unpad, has_unseen_tokens, device)
     if layout.shape != shape:
         raise ValueError(
             f"attention_mask has shape {list(layout.shape)} and the input {list(shape)}; they must be equal."

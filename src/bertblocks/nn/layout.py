@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 Value = TypeVar("Value")
 
@@ -67,30 +68,38 @@ class SequenceLayout:
         return cls(shape=(rows, length), device=device, positions=positions, rectangle=(rows, length))
 
     @classmethod
-    def from_mask(cls, mask: Tensor, unpad: bool = True, has_unseen_tokens: bool = False) -> SequenceLayout:
+    def from_mask(
+        cls, mask: Tensor, unpad: bool = True, has_unseen_tokens: bool = False, device: torch.device | None = None
+    ) -> SequenceLayout:
         """Build a layout from a `[batch, length]` mask in any form that `keep_mask` reads.
+
+        The mask of a batch on a GPU is copied to the host, which waits for the GPU once; a mask that is on the host
+        already, next to tokens on `device`, costs nothing.
 
         Padding on either side is dropped. A mask with holes inside a sequence keeps its padding, because distances and
         positions count the holes. So does every mask during graph capture, where shapes must not depend on data. With
         `has_unseen_tokens`, the mask hides tokens from attention, and nothing is dropped.
         """
-        keep = keep_mask(mask)
-        rows, length = keep.shape
-        if is_capturing() or has_unseen_tokens:
-            layout = cls._from_key_mask(keep)
+        mask = _two_dimensional(mask)
+        if has_unseen_tokens or is_data_hidden(mask):
+            layout = cls._from_key_mask(keep_mask(mask).to(device or mask.device))
             layout.has_unseen_tokens = has_unseen_tokens
             return layout
+        device = device or mask.device
+        rows, length = mask.shape
+        host = mask.cpu()  # the one read of a padded batch; everything below is computed on the host
+        keep = keep_mask(host)
         if bool(keep.all()):
-            return cls.from_shape(rows, length, keep.device)
+            return cls.from_shape(rows, length, device)
         counts = keep.sum(dim=1)
         first = keep.int().argmax(dim=1)
         last = length - 1 - keep.flip(1).int().argmax(dim=1)
         contiguous = bool(((counts == 0) | (counts == last - first + 1)).all())
         if not (unpad and contiguous):
-            return cls._from_key_mask(keep)
+            return cls._from_key_mask(to_device(keep, device))
         lengths = counts.tolist()
-        slots = keep.flatten().nonzero().squeeze(1)
-        return cls((rows, length), keep.device, _positions(lengths, keep.device), lengths=lengths, slots=slots)
+        slots = to_device(keep.flatten().nonzero().squeeze(1), device)
+        return cls((rows, length), device, _positions(lengths, device), lengths=lengths, slots=slots)
 
     @classmethod
     def _from_key_mask(cls, keep: Tensor) -> SequenceLayout:
@@ -110,9 +119,14 @@ class SequenceLayout:
         )
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, ...]) -> SequenceLayout:
-        """Build a layout from the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens."""
-        tokens = shape[-1]
+    def from_cu_seqlens(
+        cls, cu_seqlens: Tensor, shape: tuple[int, ...], device: torch.device | None = None
+    ) -> SequenceLayout:
+        """Build a layout from the cumulative lengths `[0, n1, n1 + n2, ...]` of flat packed tokens.
+
+        Keep them on the host, next to tokens on `device`: lengths on a GPU have to be read back, which waits for it.
+        """
+        tokens, device = shape[-1], device or cu_seqlens.device
         bounds = cu_seqlens.tolist()
         is_row = cu_seqlens.dim() == 1 and bool(bounds) and not cu_seqlens.is_floating_point()
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)] if is_row else []
@@ -121,14 +135,15 @@ class SequenceLayout:
                 f"cu_seqlens is {bounds}; it must be a 1-d tensor of integers that starts at 0, never "
                 f"decreases, and ends at the number of tokens, {tokens}."
             )
-        positions = _positions(lengths, cu_seqlens.device)
-        return cls(shape, cu_seqlens.device, positions, lengths=lengths, is_packed=True)
+        return cls(shape, device, _positions(lengths, device), lengths=lengths, is_packed=True)
 
     @classmethod
-    def from_packed_rows(cls, packed_seqlens: Tensor, shape: tuple[int, int]) -> SequenceLayout:
+    def from_packed_rows(
+        cls, packed_seqlens: Tensor, shape: tuple[int, int], device: torch.device | None = None
+    ) -> SequenceLayout:
         """Build a layout from the lengths `[batch, segments]` of the segments in each row, padded with zeros.
 
-        Slots after the last segment of a row are padding.
+        Slots after the last segment of a row are padding. Keep the lengths on the host, as for `from_cu_seqlens`.
         """
         rows, length = shape
         table = packed_seqlens.tolist()
@@ -143,11 +158,10 @@ class SequenceLayout:
                     f"packed_seqlens row {index} is {row}; lengths must not be negative and must sum to at most "
                     f"{length}, the input's length."
                 )
-        used = packed_seqlens.sum(dim=1)
-        keep = torch.arange(length, device=packed_seqlens.device) < used[:, None]
+        device = device or packed_seqlens.device
         lengths = [n for row in table for n in row if n > 0]
-        device = packed_seqlens.device
-        slots = keep.flatten().nonzero().squeeze(1)
+        starts = [torch.arange(index * length, index * length + sum(row)) for index, row in enumerate(table)]
+        slots = to_device(torch.cat(starts), device)
         return cls(shape, device, _positions(lengths, device), lengths=lengths, slots=slots, is_packed=True)
 
     # ------------------------------------------------------------------ moving tokens
@@ -188,7 +202,7 @@ class SequenceLayout:
             return self.key_mask.sum(dim=1)
         if self.rectangle is not None:
             return torch.full((self.rectangle[0],), self.rectangle[1], device=self.device)
-        return torch.tensor(self.lengths, device=self.device, dtype=torch.long)
+        return to_device(torch.tensor(self.lengths, dtype=torch.long), self.device)
 
     @_computed_once
     def cu_seqlens(self) -> Tensor:
@@ -196,8 +210,8 @@ class SequenceLayout:
         if self.rectangle is not None:
             rows, length = self.rectangle
             return torch.arange(0, rows * length + 1, max(length, 1), device=self.device, dtype=torch.int32)
-        lengths = torch.tensor([0, *self.lengths], device=self.device)
-        return lengths.cumsum(0).to(torch.int32)
+        bounds = torch.tensor([0, *self.lengths]).cumsum(0, dtype=torch.int32)
+        return to_device(bounds, self.device)
 
     @_computed_once
     def sequence_ids(self) -> Tensor:
@@ -205,7 +219,8 @@ class SequenceLayout:
         if self.rectangle is not None:
             rows, length = self.rectangle
             return torch.arange(rows, device=self.device)[:, None].expand(rows, length).flatten()
-        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.length_tensor)
+        ids = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths, dtype=torch.long))
+        return to_device(ids, self.device)
 
     @_computed_once
     def first_tokens(self) -> Tensor:
@@ -246,6 +261,18 @@ class SequenceLayout:
         return self._memo[key]  # type: ignore[return-value]
 
 
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor without waiting for the device, for which CUDA needs pinned memory."""
+    if device.type == "cuda" and host.device.type == "cpu" and torch.cuda.is_available():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+def is_data_hidden(x: Tensor) -> bool:
+    """True where values cannot be read: while a graph is captured, and of a tensor without values (fake or meta)."""
+    return is_capturing() or x.device.type == "meta" or isinstance(x, FakeTensor)
+
+
 def is_capturing() -> bool:
     """True while torch.compile, torch.export or torch.jit.trace captures a graph, which must not depend on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -267,16 +294,10 @@ def keep_mask(mask: Tensor) -> Tensor:
     The mask has the shape `[batch, length]` or, as transformers extends it, `[batch, 1, 1, length]`. Floats that are
     all 0 are an additive mask that keeps everything.
     """
-    if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
-        mask = mask[:, 0, 0]
-    if mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}; it must be [batch, length] (packed input takes "
-            "cu_seqlens or packed_seqlens)."
-        )
+    mask = _two_dimensional(mask)
     if mask.dtype == torch.bool:
         return mask
-    if is_capturing():
+    if is_data_hidden(mask):
         return torch.where((mask > 0).any(), mask > 0, mask == 0) if mask.is_floating_point() else mask > 0
     if mask.is_floating_point() and bool((mask <= 0).all()):
         soft = (mask < 0) & (mask > -1e4)
@@ -292,7 +313,18 @@ def keep_mask(mask: Tensor) -> Tensor:
     return mask == 1
 
 
+def _two_dimensional(mask: Tensor) -> Tensor:
+    if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:
+        mask = mask[:, 0, 0]
+    if mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}; it must be [batch, length] (packed input takes "
+            "cu_seqlens or packed_seqlens)."
+        )
+    return mask
+
+
 def _positions(lengths: list[int], device: torch.device) -> Tensor:
     if not lengths:
         return torch.zeros(0, dtype=torch.long, device=device)
-    return torch.cat([torch.arange(length) for length in lengths]).to(device)
+    return to_device(torch.cat([torch.arange(length) for length in lengths]), device)
