@@ -395,11 +395,6 @@ def test_a_number_out_of_range_raises(key: Any, value: Any, works: Any) -> None:
             ["at least 1"],
         ),
         ({"num_global_tokens": 1}, "num_global_tokens", ["local_attention true"]),
-        (
-            {"local_attention": True, "num_global_tokens": 1, "attention_backend": "flash"},
-            "num_global_tokens",
-            ["'flash'", "'sdpa' and 'eager'"],
-        ),
         ({"layer_overrides": {12: {"qk_norm": True}}}, "layer_overrides", ["layer 12", "0 to 11"]),
         ({"layer_overrides": {-1: {"qk_norm": True}}}, "layer_overrides", ["layer -1", "0 to 11"]),
         ({"layer_overrides": {1: {"vocab_size": 9}}}, "layer_overrides", ["layer 1", "'vocab_size'"]),

@@ -1,8 +1,5 @@
 """Attention backends, tested against a naive implementation, and the errors they raise."""
 
-import itertools
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -16,17 +13,14 @@ from bertblocks.nn.backends import (
     AttentionPattern,
     CpuBackend,
     EagerBackend,
-    FlashBackend,
     SdpaBackend,
-    get_backend,
 )
 from bertblocks.nn.backends import cpu as cpu_module
-from bertblocks.nn.backends import flash as flash_module
 from bertblocks.nn.backends import sdpa as sdpa_module
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.ops import cpu as cpu_ops
 from bertblocks.nn.position import ALiBi, BlockPosition, alibi_slopes
-from tests.helpers import EDGE_LENGTHS, WINDOW, naive_attention, tiny_config
+from tests.helpers import WINDOW, naive_attention, tiny_config
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 
@@ -197,100 +191,6 @@ def test_dropout_drops_weights_and_keeps_their_mean(backend: Any, kind: Any) -> 
     assert draws.std() > 0.1
     # the mean of 1600 sums of 12 weights of 1/12, each kept half of the time and doubled: sd 1 / sqrt(12 * 1600)
     assert abs(draws[:, :, 0].mean() - 1) < 5 / (12 * 1600) ** 0.5
-
-
-# ---------------------------------------------------------------------- flash-attn, with its kernel replaced
-
-
-@pytest.fixture
-def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replaces flash-attn's kernel by naive attention that reads its arguments in the same way."""
-    calls = []
-
-    def varlen(
-        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
-        dropout_p: Any, softmax_scale: Any, causal: bool, window_size: Any, alibi_slopes: Any,
-    ) -> Any:  # fmt: skip
-        calls.append(dropout_p)
-        assert cu_seqlens_q.dtype == torch.int32
-        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
-        bounds = cu_seqlens_q.tolist()
-        assert max_seqlen_q == max_seqlen_k == max(b - a for a, b in itertools.pairwise(bounds))
-        left, right = window_size
-        assert right == (0 if causal and left != -1 else left)
-        slopes = None if alibi_slopes is None else alibi_slopes.tolist()
-        half_window = None if left == -1 else left
-        parts = [
-            naive_attention(q[a:b], k[a:b], v[a:b], softmax_scale, half_window, 0, slopes, causal)
-            for a, b in itertools.pairwise(bounds)
-        ]
-        return torch.cat(parts)
-
-    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=varlen))
-    monkeypatch.setattr(flash_module, "why_not_flash", lambda *_: None)
-    return calls
-
-
-@pytest.mark.parametrize("with_alibi", [False, True], ids=["plain", "alibi"])
-@pytest.mark.parametrize("pattern", ["global", "local", "causal", "causal and local"])
-@pytest.mark.parametrize("lengths", [EDGE_LENGTHS, [6, 6]], ids=["ragged", "uniform"])
-def test_flash_passes_layout_window_slopes_and_groups(
-    flash_on_cpu: Any, lengths: Any, pattern: Any, with_alibi: Any
-) -> None:
-    layout = layouts(lengths)["ragged"]
-    q, k, v = flat_qkv(sum(lengths))
-    pattern = AttentionPattern(position=ALiBi(HEADS) if with_alibi else BlockPosition(), **PATTERNS[pattern])
-    out = FlashBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.25))
-    torch.testing.assert_close(
-        out, EagerBackend().attend(q, k, v, AttentionContext(layout, pattern, 0.4, 0.0)), atol=2e-6, rtol=1e-5
-    )
-    assert flash_on_cpu == [0.25]
-
-
-def why_not(config_device: Any = "cuda", dtype: Any = torch.bfloat16, layout: Any = None, **pattern: Any) -> str | None:
-    layout = layout or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
-    return flash_module.why_not_flash(torch.device(config_device), dtype, layout, AttentionPattern(**pattern))
-
-
-class OwnBias(BlockPosition):
-    has_bias = True
-
-
-HOLES = torch.tensor([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"config_device": "cpu"}, "the model is on cpu and flash-attn needs CUDA"),
-        ({"dtype": torch.float32}, "the model is in float32 and flash-attn needs float16 or bfloat16"),
-        ({"layout": SequenceLayout.from_mask(HOLES)}, "the batch keeps its padding"),
-        ({"half_window": 4, "num_global_tokens": 2}, "a local layer has num_global_tokens"),
-        ({"position": OwnBias()}, "supports no bias except ALiBi, and the layer has OwnBias"),
-    ],
-)
-def test_flash_raises_for_unsupported_input_and_auto_falls_back_to_sdpa(
-    options: Any, reason: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
-    assert reason in why_not(**options)
-    device, dtype = torch.device(options.get("config_device", "cuda")), options.get("dtype", torch.bfloat16)
-    layout = options.get("layout") or SequenceLayout.from_shape(2, 6, torch.device("cpu"))
-    rest = {key: value for key, value in options.items() if key in ("half_window", "num_global_tokens", "position")}
-    patterns = [AttentionPattern(), AttentionPattern(**rest)]
-    assert isinstance(get_backend("auto", device, dtype, layout, patterns), SdpaBackend)
-    assert isinstance(get_backend("flash", device, dtype, layout, patterns), FlashBackend)
-
-
-def test_auto_chooses_flash_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: True)
-    assert why_not(half_window=4, position=ALiBi(HEADS)) is None
-    layout = SequenceLayout.from_shape(2, 6, torch.device("cpu"))
-    cuda, patterns = torch.device("cuda"), [AttentionPattern(4), AttentionPattern(position=ALiBi(HEADS))]
-    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), FlashBackend)
-    monkeypatch.setattr(flash_module, "flash_attn_installed", lambda: False)
-    assert why_not() == "the package flash-attn is not installed"
-    assert isinstance(get_backend("auto", cuda, torch.bfloat16, layout, patterns), SdpaBackend)
 
 
 def test_flash_without_cuda_raises() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bertblocks import BertBlocksModel, ConfigError
+from bertblocks import BertBlocksModel
 from bertblocks.analysis import analyze
 from bertblocks.nn.backends import BACKENDS, AttentionContext, AttentionPattern
 from bertblocks.nn.backends.eager import RandomBackend
-from bertblocks.nn.backends.flash import why_not_flash
 from bertblocks.nn.layout import SequenceLayout
 from tests.helpers import tiny_config
 
@@ -82,14 +81,3 @@ def test_sinks_start_small_and_count_as_parameters() -> None:
     plain, sinks = (analyze(tiny_config(attention_sinks=on), "base", [10]) for on in (False, True))
     assert sinks.parameters["attention"] - plain.parameters["attention"] == 3 * 4
     assert sinks.costs[0].flops == plain.costs[0].flops  # no matrix products
-
-
-def test_what_cannot_have_sinks_raises() -> None:
-    with pytest.raises(ConfigError, match="attention_sinks is True; attention_backend 'flash' does not support sinks"):
-        tiny_config(attention_sinks=True, attention_backend="flash")
-    layout = SequenceLayout.from_shape(1, 4, torch.device("cpu"))
-    pattern = AttentionPattern(has_sinks=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertblocks.nn.backends.flash.flash_attn_installed", lambda: True)
-        reason = why_not_flash(torch.device("cuda"), torch.bfloat16, layout, pattern)
-    assert reason == "the layer has attention_sinks, which flash-attn cannot add to its softmax"

@@ -370,9 +370,6 @@ def _layer_combinations(c: BertBlocksConfig) -> Iterator[Problem]:
         c.num_global_tokens and c.causal,
         "it must be 0 with causal, which hides later tokens",
     )
-    is_flash = c.attention_backend == "flash"
-    why = "attention_backend 'flash' does not support global tokens; 'sdpa' and 'eager' do"
-    yield "num_global_tokens", is_flash and c.num_global_tokens, why
     for slot, block in chosen_blocks(c):
         for key, (value, reason) in getattr(block, "requires", {}).items():
             yield key, getattr(c, key) != value, f"{write_choice(c, slot)} requires {value!r}, because {reason}"

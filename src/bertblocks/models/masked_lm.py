@@ -199,7 +199,7 @@ class BertBlocksForMaskedLM(LanguageModel):
         hidden, layout = encoded.hidden, encoded.layout
         if self.sparse_head is not None:
             real = hidden if layout.key_mask is None else hidden[layout.key_mask.flatten()]
-            vectors = self.sparse_vectors(real, layout.length_tensor.tolist(), self.sparse_head)
+            vectors = self.sparse_vectors(real, layout.read_lengths(), self.sparse_head)
             weighed = None if bags is None else self.sparse_head.weigh(*bags, self.config.vocab_size)
             return LanguageModelOutput(vectors=vectors, bag_vectors=weighed)
         logits = self.logits(hidden) if want_logits else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from bertblocks.nn.attention import Attention, ForwardContext
+from bertblocks.nn.attention import ForwardContext
 from bertblocks.nn.backends import get_backend
 from bertblocks.nn.block import get_block
 from bertblocks.nn.convolution import get_input_convolution
@@ -74,9 +74,7 @@ class Encoder(nn.Module):
         token_ids: Tensor | None = None,  # [tokens]
     ) -> EncoderOutput:
         """Run all layers; `token_indices` selects the tokens in the last hidden state, all if None."""
-        modules: list[Attention] = [layer.attention for layer in self.layers]  # type: ignore[misc]
-        patterns = [attention.pattern for attention in modules]
-        backend = get_backend(self.config.attention_backend, x.device, x.dtype, layout, patterns)
+        backend = get_backend(self.config.attention_backend, x.device)
         context = ForwardContext(layout, backend, output_attentions, token_ids, start=x)
         hidden_states: list[Tensor] | None = [] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None

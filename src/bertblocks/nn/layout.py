@@ -223,6 +223,12 @@ class SequenceLayout:
         return to_device(ids, self.device)
 
     @_computed_once
+    def indices(self) -> Tensor:
+        """The index of every token within its sequence, whatever positions the caller gave."""
+        starts = self.cu_seqlens[:-1].long()[self.sequence_ids]
+        return torch.arange(len(starts), device=self.device) - starts
+
+    @_computed_once
     def first_tokens(self) -> Tensor:
         """The flat index of every sequence's first token; 0 for an empty sequence."""
         starts = self.cu_seqlens[:-1].long()
@@ -244,6 +250,10 @@ class SequenceLayout:
         """The number of tokens of every sequence of either kind of layout, zeros included."""
         rows, length = self.rectangle or (0, 0)
         return self.lengths or [length] * rows
+
+    def read_lengths(self) -> list[int]:
+        """Return the number of real tokens in every sequence. A key mask has to be read back from its device."""
+        return self.all_lengths if self.key_mask is None else self.length_tensor.tolist()
 
     def slices(self) -> list[slice]:
         """Return the tokens of each non-empty sequence."""

@@ -14,7 +14,7 @@ from transformers import initialization as init
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
 from bertblocks.nn.initialization import draw_normal
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, to_device
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -162,7 +162,7 @@ class ALiBi(BlockPosition):
         "alibi_learned": Key(
             bool,
             False,
-            "Whether training changes the slopes; flash cannot run then. No controlled study of encoders is known.",
+            "Whether training changes the slopes. No controlled study of encoders is known.",
             per_layer=True,
         )
     }
@@ -184,7 +184,7 @@ class ALiBi(BlockPosition):
 
     def bias(self, distance: Tensor) -> Tensor:
         learned = self.learned_slopes
-        slopes: Tensor = torch.tensor(self.slopes, device=distance.device) if learned is None else learned
+        slopes: Tensor = to_device(torch.tensor(self.slopes), distance.device) if learned is None else learned
         return -slopes.view(-1, *(1,) * distance.dim()) * distance.abs()
 
 

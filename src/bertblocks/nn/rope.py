@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import nearest
-from bertblocks.nn.layout import SequenceLayout, is_capturing
+from bertblocks.nn.layout import SequenceLayout, is_capturing, to_device
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.rotary import apply_rotary
 from bertblocks.nn.position import BlockPosition, register_position
@@ -217,12 +217,13 @@ class RotaryPosition(BlockPosition):
     def _angles(self, layout: SequenceLayout) -> tuple[Tensor, float]:
         if layout.max_length <= self.longest_unchanged():
             inverse, factor = self.frequencies()
-            return layout.positions[:, None].float() * inverse.to(layout.device), factor
-        lengths = layout.length_tensor.tolist()
+            return layout.positions[:, None].float() * to_device(inverse, layout.device), factor
+        lengths = layout.read_lengths()
         by_length = {length: self.frequencies(length) for length in set(lengths)}
         factor = next(iter(by_length.values()))[1]
-        inverse = torch.stack([by_length[length][0] for length in lengths]).to(layout.device)  # [sequences, pairs]
-        return layout.positions[:, None].float() * inverse[layout.sequence_ids], factor
+        inverse = torch.stack([by_length[length][0] for length in lengths])  # [sequences, pairs]
+        inverse = to_device(inverse, layout.device)[layout.sequence_ids]
+        return layout.positions[:, None].float() * inverse, factor
 
     def tables(self, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Return cosines `[tokens, 1, rotary_dim]` and sines `[tokens, 1, pairs]`.

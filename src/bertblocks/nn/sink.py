@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from bertblocks.core.keys import Problem
 from bertblocks.core.registry import Registry
 from bertblocks.nn.initialization import draw_normal
 
@@ -29,11 +27,6 @@ class AttentionSinks(nn.Module):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(num_heads))
-
-    @classmethod
-    def check(cls, config: BertBlocksConfig) -> Iterator[Problem]:
-        why = "attention_backend 'flash' does not support sinks; 'sdpa' and 'eager' do"
-        yield "attention_sinks", config.attention_backend == "flash", why
 
     def init_parameters(self, config: BertBlocksConfig) -> None:
         draw_normal(self.logits, config.initializer_range, config)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern
 from bertblocks.nn.backends.cpu import CpuBackend
 from bertblocks.nn.backends.eager import EagerBackend
-from bertblocks.nn.backends.flash import FlashBackend, why_not_flash
+from bertblocks.nn.backends.flash import FlashBackend
 from bertblocks.nn.backends.sdpa import SdpaBackend
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import is_capturing
+from bertblocks.nn.ops.gpu import describe_gpu
 
 BACKENDS: Registry[type[AttentionBackend]] = Registry("attention_backend", reserved=("auto",))
 register_backend = BACKENDS.register
@@ -22,15 +21,16 @@ register_backend("flash")(FlashBackend)
 register_backend("cpu")(CpuBackend)
 
 
-def get_backend(
-    name: str, device: torch.device, dtype: torch.dtype, layout: SequenceLayout, patterns: Sequence[AttentionPattern]
-) -> AttentionBackend:
-    """Return a backend by name. "auto" picks cpu on a CPU, flash where it can run every pattern, and sdpa otherwise."""
-    if name == "auto" and device.type == "cpu":
-        name = "cpu"
-    elif name == "auto":
-        reasons = (why_not_flash(device, dtype, layout, pattern) for pattern in patterns)
-        name = "sdpa" if any(reasons) else "flash"
+def get_backend(name: str, device: torch.device) -> AttentionBackend:
+    """Return a backend by name.
+
+    "auto" is cpu on a CPU. On CUDA, each layer runs on flash if it can and on sdpa otherwise; other devices, and
+    captured graphs, run on sdpa.
+    """
+    if name == "auto" and device.type == "cuda" and not is_capturing():
+        return FlashBackend(SdpaBackend(), describe_gpu(device))
+    if name == "auto":
+        name = "cpu" if device.type == "cpu" else "sdpa"
     return BACKENDS[name]()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +24,11 @@ MAX_BIAS_ELEMENTS = 2**26
 
 
 class SdpaBackend(AttentionBackend):
-    """Loops over the sequences of a ragged batch, makes one call for a rectangle, and cuts local layers into blocks."""
+    """Makes one call for a rectangle and cuts local layers into blocks.
+
+    On a CPU it loops over the sequences of a ragged batch. On other devices, where launching a kernel per sequence
+    costs more than padding, it pads them to a rectangle.
+    """
 
     #: Number of queries that share a slab of keys in a local layer.
     block_size = 64
@@ -34,6 +40,8 @@ class SdpaBackend(AttentionBackend):
             rows = layout.rectangle[0]
             q, k, v = (split_heads(x, rows) for x in (q, k, v))
             return merge_heads(self._attend(q, k, v, context))
+        if q.device.type != "cpu":
+            return self._attend_padded(q, k, v, context)
         outputs = []
         # split instead of slicing: the gradient of a slice is as large as the whole tensor
         for sequence in zip(*(x.split(layout.lengths) for x in (q, k, v)), strict=True):
@@ -41,6 +49,15 @@ class SdpaBackend(AttentionBackend):
                 sequence_q, sequence_k, sequence_v = (split_heads(x, 1) for x in sequence)
                 outputs.append(merge_heads(self._attend(sequence_q, sequence_k, sequence_v, context)))
         return torch.cat(outputs) if outputs else q
+
+    def _attend_padded(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        padded, slots = context.layout.memo("padded", lambda: pad_layout(context.layout))
+        rows, length = padded.rectangle
+        context = dataclasses.replace(context, layout=padded)
+        if padded.key_mask is None:
+            return self.attend(q, k, v, context)
+        q, k, v = (x.new_zeros(rows * length, *x.shape[1:]).index_copy(0, slots, x) for x in (q, k, v))
+        return self.attend(q, k, v, context).index_select(0, slots)
 
     def is_banded(self, length: int, pattern: AttentionPattern) -> bool:
         """A block costs about twice as much per score as a full matrix, so blocks pay off beyond two slabs of keys."""
@@ -170,6 +187,16 @@ class SdpaBackend(AttentionBackend):
         # rows past the end of the sequence are dropped later; they see everything so that softmax stays defined
         visible = visible | (queries >= length)
         return _additive(visible, bias, q.dtype).transpose(0, 1)
+
+
+def pad_layout(layout: SequenceLayout) -> tuple[SequenceLayout, Tensor]:
+    """Return a ragged layout as a rectangle, and the slot of every token in it."""
+    rows, length = layout.num_sequences, layout.max_length
+    padded = SequenceLayout.from_shape(rows, length, layout.device)
+    slots = layout.sequence_ids * length + layout.indices
+    if any(own != length for own in layout.lengths):
+        padded.key_mask = torch.arange(length, device=layout.device) < layout.length_tensor[:, None]
+    return padded, slots
 
 
 def make_mask(q: Tensor, pattern: AttentionPattern, queries: slice, num_keys: int) -> Tensor:
