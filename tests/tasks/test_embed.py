@@ -78,7 +78,7 @@ def our_loss(
     batches = [task.batch(part) for part in split_micro_batches(features, world, size)]
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     losses = BackwardPass(step, model, world, "fp32", scaler, 0, 0, {"loss": len(rows)}).run(batches)  # type: ignore[arg-type]
-    return losses["loss"], {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return float(losses[0]), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 #: Weights that both have, by our names and theirs.

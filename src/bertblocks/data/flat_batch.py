@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -33,6 +33,8 @@ class FlatBatch:
     bags: Tensor | None = None  # [2, entries]: the sequence and the token of each entry
     decoder_labels: Tensor | None = None  # [tokens]
     seeds: Tensor | None = None  # [sequences]
+    #: The tokens with a label. A model without them looks for them in `labels`, which waits for a GPU.
+    label_indices: Tensor | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -61,8 +63,14 @@ class FlatBatch:
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device | str) -> FlatBatch:
+        """The batch on a device. Lengths stay on the host, where models read them without waiting for a GPU."""
+        return self._map(lambda name, value: value if name == "cu_seqlens" else value.to(device, non_blocking=True))
+
+    def pin(self) -> FlatBatch:
+        """The batch in memory from which a GPU copies in the background."""
+        return self._map(lambda _, value: value.pin_memory())
+
+    def _map(self, change: Callable[[str, Tensor], Tensor]) -> FlatBatch:
         values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value.to(device, non_blocking=True)
-        return type(self)(**values)
+        tensors = {name: change(name, value) for name, value in values.items() if isinstance(value, Tensor)}
+        return type(self)(**(values | tensors))

@@ -143,8 +143,10 @@ class LanguageModel(BertBlocksPreTrainedModel):
             init.ones_(self.logit_scale)
 
 
-def labelled_tokens(layout: SequenceLayout, labels: Tensor) -> Tensor:
-    """Returns the flat indices of the tokens that enter the loss."""
+def labelled_tokens(layout: SequenceLayout, labels: Tensor, indices: Tensor | None = None) -> Tensor:
+    """Returns the flat indices of the tokens that enter the loss, which the caller may know already."""
+    if indices is not None:
+        return indices
     return (layout.real_labels(labels, IGNORE) != IGNORE).nonzero().squeeze(1)
 
 
@@ -178,9 +180,13 @@ class BertBlocksForMaskedLM(LanguageModel):
         return_logits: bool | None = None,
         z_loss: float = 0.0,
         bags: tuple[Tensor, int] | None = None,
+        label_indices: Tensor | None = None,
         **options: Unpack[EncoderOptions],
     ) -> LanguageModelOutput:
         """Returns logits and, given `labels`, the summed loss divided by the number of labels.
+
+        `label_indices` are the flat indices of the labelled tokens, if the caller knows them; looking for them waits
+        for a GPU.
 
         `num_items_in_batch` replaces that number. `z_loss` times the square of the softmax's log denominator is added
         to each token's loss, which keeps logits from drifting (Chowdhery et al., 2022). With a `sparse_head`, it
@@ -194,7 +200,9 @@ class BertBlocksForMaskedLM(LanguageModel):
             position_ids,
             inputs_embeds,
             **options,
-            token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
+            token_indices=None
+            if labels is None or want_logits
+            else partial(labelled_tokens, labels=labels, indices=label_indices),
         )
         hidden, layout = encoded.hidden, encoded.layout
         if self.sparse_head is not None:

@@ -72,11 +72,14 @@ class MaskedLanguageModeling(Objective):
 
     def _make_batch(self, ids: NDArray[np.int64], labels: NDArray[np.int64], lengths: NDArray[np.int64]) -> FlatBatch:
         vocabulary = self.vocabulary
+        labels = enclose(labels, lengths, IGNORE, IGNORE)
+        indices = np.flatnonzero(labels != IGNORE)
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(lengths + self.overhead),
-            counts={"masked_lm": int((labels != IGNORE).sum())},
-            labels=torch.from_numpy(enclose(labels, lengths, IGNORE, IGNORE)),
+            counts={"masked_lm": len(indices)},
+            labels=torch.from_numpy(labels),
+            label_indices=torch.from_numpy(indices),
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
@@ -84,6 +87,7 @@ class MaskedLanguageModeling(Objective):
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,
             labels=batch.labels,
+            label_indices=batch.label_indices,
             num_items_in_batch=1,
             return_logits=False,
             z_loss=self.z_loss,

@@ -39,8 +39,8 @@ class BackwardPass:
     #: Called after each micro-batch, with its share of the step.
     after: Callable[[float], None] = lambda share: None
 
-    def run(self, batches: Sequence[FlatBatch]) -> dict[str, float]:
-        """Returns this process's part of the mean losses."""
+    def run(self, batches: Sequence[FlatBatch]) -> Tensor:
+        """Returns this process's part of the mean losses, in the order of `counts`, on its device."""
         batches = [batch.to(self.world.device) for batch in batches]
         if len(batches) > 1 and self.task.compares(batches[0]):
             return self._run_cached(batches)
@@ -52,9 +52,9 @@ class BackwardPass:
                     losses = self.task.losses(self.model, batch)
                 sums += self._backward(losses)
             self.after(1 / len(batches) / self.world.size)
-        return dict(zip(self.counts, sums.tolist(), strict=True))
+        return sums
 
-    def _run_cached(self, batches: Sequence[FlatBatch]) -> dict[str, float]:
+    def _run_cached(self, batches: Sequence[FlatBatch]) -> Tensor:
         with torch.no_grad():
             outputs = [self._encode(number, batch).detach() for number, batch in enumerate(batches)]
         for output in outputs:
@@ -67,7 +67,7 @@ class BackwardPass:
             with gradient_sync(self.model, is_last=number == len(batches) - 1):
                 torch.autograd.backward(self._encode(number, batch), gradient)
             self.after(1 / len(batches) / self.world.size)
-        return dict(zip(self.counts, sums.tolist(), strict=True))
+        return sums
 
     def _encode(self, number: int, batch: FlatBatch) -> Tensor:
         self._set_seed(number)

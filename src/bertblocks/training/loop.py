@@ -33,6 +33,7 @@ from bertblocks.training.progress import Progress
 from bertblocks.training.routing import RoutingMetrics
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
+from bertblocks.training.step_results import StepResult, StepResults, sum_over_processes
 from bertblocks.training.task import TrainingTask
 from bertblocks.training.trackers import Tracker
 
@@ -114,6 +115,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.state.precision == "fp16")
         if self.state.scaler:
             self.scaler.load_state_dict(self.state.scaler)
+        # the scaler of fp16 reads the device in every step anyway
+        self.results = StepResults(is_late=self.world.device.type != "cpu" and not self.scaler.is_enabled())
         if self.world.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.state.step)
@@ -141,16 +144,18 @@ class Trainer:
         while not self._is_finished() and not is_over and self._signal is None:
             started = time.perf_counter()
             prepared = next(batches)
-            self._step(prepared)
+            result = self._step(prepared)
             after_step()
+            self._read_results(before=result)
             state.step, state.position = prepared.step + 1, prepared.next_position
             seconds = time.perf_counter() - started
             if self.task.budget is not None:  # processes follow the main one's clock, to agree on when it is used up
                 (seconds,) = self.world.sum([seconds if self.world.is_main else 0.0])
             state.seconds += seconds
-            state.window["seconds"] = state.window.get("seconds", 0.0) + seconds
+            result.seconds = seconds
             is_last = self._is_finished()
-            self._log(is_last)
+            if is_last or not self.results.is_late:
+                self._read_results()
             if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
                 is_over = self._evaluate()
             is_best = state.best is not None and state.best.step == state.step
@@ -208,8 +213,8 @@ class Trainer:
 
     # ------------------------------------------------------------------ one step
 
-    def _step(self, prepared: PreparedStep) -> None:
-        """Runs forward and backward on this process's part of a global batch, then updates the weights."""
+    def _step(self, prepared: PreparedStep) -> StepResult:
+        """Launches forward and backward on this process's part of a global batch, and the update of the weights."""
         step, world = prepared.step, self.world
         self.task.before_step(self.model, step)
         self.model.train()
@@ -219,29 +224,29 @@ class Trainer:
         totals = dict(zip(terms, counts, strict=True))
         options = (self.state.precision, self.scaler, self.run.seed, step, totals, self.routing.add)
         sums = BackwardPass(self.task, self.parallel_model, world, *options).run(prepared.batches)
-        *means, received = world.sum([*sums.values(), float(self._received)])
-        self._signal = (self._received or signal.SIGTERM) if received else None
-        norm = self._update(step, sum(means), prepared)
-        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
-
-    def _update(self, step: int, loss: float, prepared: PreparedStep) -> float:
-        """Clips gradients and takes the step if loss and gradients are finite. Returns the gradient norm."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = to_full(torch.nn.utils.get_total_norm(gradients))
-        is_finite = math.isfinite(loss) and (self.scaler.is_enabled() or math.isfinite(norm))
-        if not is_finite:
-            what = "loss" if not math.isfinite(loss) else "gradient norm"
-            value = loss if what == "loss" else norm.item()
-            self._stop_non_finite(step, f"The {what} of step {step + 1} is {value}", prepared)
-        if self.clip is not None and norm > self.clip:
+        flag = torch.full((1,), float(self._received > 0), device=sums.device)
+        values = torch.cat([sum_over_processes(torch.cat([sums, flag])), norm.double().view(1)])
+        rate = self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
+        self.results.add(result := StepResult(prepared, terms, tokens, rate, values))
+        if not self.results.is_late:
+            self._check_finite(result)
+        self._update(step, norm)
+        return result
+
+    def _update(self, step: int, norm: Tensor) -> None:
+        """Clips gradients and changes the weights."""
+        is_late = self.results.is_late  # the host does not know the norm yet; a factor of 1 changes no gradient
+        if self.clip is not None and (is_late or norm > self.clip):
             torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
-        self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)
-            if math.isfinite(norm):  # in fp16, an overflow from too large a loss scale skips the step in all optimizers
+            # in fp16, an overflow from too large a loss scale skips the step in all optimizers
+            if is_late or math.isfinite(norm):
                 self.scaler.step(optimizer)
             optimizer.zero_grad()
         self.scaler.update()
@@ -249,27 +254,48 @@ class Trainer:
             renormalize()
         if self.ema is not None:
             self.ema.update(step)
-        return float(norm)
 
-    def _stop_non_finite(self, step: int, problem: str, prepared: PreparedStep) -> None:
-        """Saves this process's part of the batch and raises before the step is taken."""
+    def _check_finite(self, result: StepResult) -> None:
+        """Saves this process's part of a batch and raises an error if loss or gradients are not finite.
+
+        On a GPU the next step is under way then, but no checkpoint contains either.
+        """
+        is_scaled = self.scaler.is_enabled()
+        values = {"loss": result.loss} | ({} if is_scaled else {"gradient norm": result.norm})
+        problems = [(what, value) for what, value in values.items() if not math.isfinite(value)]
+        if not problems:
+            return
+        (what, value), step, prepared = problems[0], result.prepared.step, result.prepared
         file = self.folder / f"not-finite-step-{step + 1:08d}-process-{self.world.rank}.safetensors"
         tensors = {
-            f"{number}.{name}": value
+            f"{number}.{name}": value.cpu()
             for number, batch in enumerate(prepared.batches)
             for name, value in vars(batch).items()
             if isinstance(value, Tensor)
         }
         save_tensors(tensors, file)
-        raise NonFiniteError(f"{problem}; the step was not taken. Its batch is saved in {file}.")
+        raise NonFiniteError(
+            f"The {what} of step {step + 1} is {value}; the step was not taken. Its batch is saved in {file}."
+        )
 
     # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
-    def _accumulate(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
+    def _read_results(self, before: StepResult | None = None) -> None:
+        """Checks and logs the steps that were launched, or those launched before one."""
+        for result in self.results.read(before):
+            if self.results.is_late:
+                self._check_finite(result)
+            self._signal = (self._received or signal.SIGTERM) if result.received_signal else self._signal
+            self._accumulate(result)
+            self._log(result)
+
+    def _accumulate(self, result: StepResult) -> None:
         """Adds a step to the sums for the next line of metrics."""
-        self.state.tokens += tokens
+        step, means = result.prepared.step, result.means
+        self.state.tokens += result.tokens
         slots = self.task.step_info(step).get("slots", 0)
-        added = {"steps": 1, "tokens": tokens, "slots": slots, "gradient_norm": norm}
+        added = {"steps": 1, "tokens": result.tokens, "slots": slots, "gradient_norm": result.norm}
+        added["seconds"] = result.seconds
         is_side = self.task.is_side_step(step)
         if not is_side:
             added["loss"] = sum(means.values())
@@ -279,30 +305,30 @@ class Trainer:
         for key, value in added.items():
             self.state.window[key] = self.state.window.get(key, 0.0) + value
 
-    def _log(self, is_last: bool) -> None:
-        state, window = self.state, self.state.window
-        is_due = is_last or state.step % self.run.log_every == 0
+    def _log(self, result: StepResult) -> None:
+        state, window, step = self.state, self.state.window, result.prepared.step + 1
+        is_due = step % self.run.log_every == 0 or (step == state.step and self._is_finished())
         if is_due:
             self.routing.move_to(window, self.world)
         steps, seconds = window["steps"], max(window["seconds"], 1e-9)
         losses = {key: value for key, value in window.items() if key.startswith("loss")}
         line: dict[str, Any] = {
-            "step": state.step,
+            "step": step,
             "tokens": state.tokens,
             **{key: value / steps for key, value in window.items() if key.startswith(("gradient", "router"))},
             **{key: value / window.get(f"steps with {key}", steps) for key, value in losses.items()},
-            "learning_rate": state.learning_rate,
+            "learning_rate": result.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
         }
         if (memory := peak_memory(self.world.device)) is not None:
             line["memory"] = memory
         if window["slots"]:
             line["packing"] = window["tokens"] / window["slots"]
-        line |= {key: value for key, value in self.task.step_info(state.step - 1).items() if key != "slots"}
-        seconds_left = (self.task.total_steps - state.step) * seconds / steps
+        line |= {key: value for key, value in self.task.step_info(step - 1).items() if key != "slots"}
+        seconds_left = (self.task.total_steps - step) * seconds / steps
         if self.task.budget is not None:
             seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
-        self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": seconds_left})
+        self.progress.update(step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_due:
             self._write({**line, "seconds": state.seconds})
             window.clear()
@@ -326,6 +352,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluates the model, or its moving average. Returns True if training should stop early."""
+        self._read_results()
         with self.evaluation_weights():
             self.evaluation = self.task.evaluate(self.model)
         if not self.evaluation:
@@ -362,6 +389,7 @@ class Trainer:
             reshard(self.model)
 
     def _save(self) -> None:
+        self._read_results()
         state = self.state
         self.routing.move_to(state.window, self.world)
         state.scaler = self.scaler.state_dict()

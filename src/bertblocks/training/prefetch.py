@@ -1,4 +1,4 @@
-"""Prepares the next batches in a thread while the current step runs."""
+"""Prepares the next batches in a thread, and copies them to a GPU, while the current step runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.training.distributed import World
@@ -25,6 +29,8 @@ class PreparedStep:
     step: int
     batches: list[FlatBatch]
     next_position: dict[str, Any]
+    #: When the copies to a GPU are complete.
+    arrival: torch.cuda.Event | None = None
 
 
 @contextlib.contextmanager
@@ -37,6 +43,8 @@ def prefetch(task: TrainingTask, world: World, step: int, position: dict[str, An
         def read() -> Iterator[PreparedStep]:
             while (prepared := waiting.popleft().result()) is not None:
                 waiting.append(pool.submit(next, steps, None))
+                if prepared.arrival is not None:
+                    _wait_for_copies(prepared, prepared.arrival)
                 yield prepared
 
         try:
@@ -49,7 +57,35 @@ def _prepare(task: TrainingTask, world: World, step: int, position: dict[str, An
     for number in range(step, task.total_steps):
         items, position = task.next_items(number, position)
         parts = split_micro_batches(items, world, task.micro_batch_size(number))
-        yield PreparedStep(number, [task.collate(number, part) for part in parts], position)
+        batches = [task.collate(number, part) for part in parts]
+        if world.device.type == "cuda":
+            yield _copy_to_gpu(number, batches, position, world.device)
+        else:
+            yield PreparedStep(number, batches, position)
+
+
+def _copy_to_gpu(step: int, batches: list[FlatBatch], position: dict[str, Any], device: torch.device) -> PreparedStep:
+    stream = _copy_stream(device)
+    with torch.cuda.stream(stream):
+        copies = [batch.pin().to(device) for batch in batches]
+        arrival = torch.cuda.Event()
+        arrival.record(stream)
+    return PreparedStep(step, copies, position, arrival)
+
+
+def _wait_for_copies(prepared: PreparedStep, arrival: torch.cuda.Event) -> None:
+    """Makes the computation wait for the copies, not the host, and keeps their memory until it has run."""
+    stream = torch.cuda.current_stream()
+    stream.wait_event(arrival)
+    for batch in prepared.batches:
+        for value in vars(batch).values():
+            if isinstance(value, Tensor) and value.is_cuda:
+                value.record_stream(stream)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def split_micro_batches(items: Sequence[Any], world: World, size: int | None) -> list[Sequence[Any]]:
