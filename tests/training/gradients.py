@@ -130,8 +130,8 @@ def compute(
     counts = {term: int(world.sum([sum(batch.counts[term] for batch in batches)])[0])}
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=precision == "fp16")
     step: Any = OneStep(task)
-    losses = BackwardPass(step, parallel, world, precision, scaler, 0, case.step, counts).run(batches)
-    losses = dict(zip(counts, losses.tolist(), strict=True))
+    sums = BackwardPass(step, parallel, world, precision, scaler, 0, case.step, counts).run(batches)
+    losses = dict(zip(counts, sums.tolist(), strict=True))
     scale = scaler.get_scale()
     named = model.named_parameters()
     return losses, {name: to_full(weight.grad) / scale for name, weight in named if weight.grad is not None}

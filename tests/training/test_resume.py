@@ -16,6 +16,7 @@ from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.loop import Trainer
 from bertblocks.training.optimizer_state import OPTIMIZER
 from bertblocks.training.prefetch import PreparedStep
+from bertblocks.training.step_results import StepResult
 from tests.helpers import expect_log
 from tests.training.helpers import make_trainer, train
 
@@ -161,10 +162,11 @@ def stop_after(trainer: Trainer, last: int) -> None:
     """Stops a run after a step as a signal would."""
     take_step = trainer._step
 
-    def step(prepared: PreparedStep) -> None:
-        take_step(prepared)
+    def step(prepared: PreparedStep) -> StepResult:
+        result = take_step(prepared)
         if prepared.step == last:
             trainer._signal = signal.SIGTERM
+        return result
 
     trainer._step = step  # type: ignore[method-assign]
 

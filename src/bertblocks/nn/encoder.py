@@ -52,6 +52,8 @@ class Encoder(nn.Module):
             for module in layer.modules():
                 if isinstance(module, Linear):
                     module.layer = order.index(index)
+        #: Whether layers are graphs, which must find what they share in the layout.
+        self.is_compiled = False
         self.convolution = get_input_convolution(config)
         self.final_norm = get_norm(config.for_final_norm()) if config.final_norm else None
 
@@ -75,6 +77,8 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Run all layers; `token_indices` selects the tokens in the last hidden state, all if None."""
         backend = get_backend(self.config.attention_backend, x.device)
+        if self.is_compiled:
+            layout.prepare(layer.attention.position for layer in self.layers)  # type: ignore[union-attr]
         context = ForwardContext(layout, backend, output_attentions, token_ids, start=x)
         hidden_states: list[Tensor] | None = [] if output_hidden_states else None
         attentions: list[Tensor] | None = [] if output_attentions else None

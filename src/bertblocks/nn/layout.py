@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,7 +57,11 @@ class SequenceLayout:
     slots: Tensor | None = None  # [tokens]
     #: True for packed input, where sequences are not the rows of `shape`.
     is_packed: bool = False
+    max_length: int = field(init=False)
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.max_length = self.rectangle[1] if self.rectangle else max(self.lengths, default=0)
 
     # ------------------------------------------------------------------ constructors
 
@@ -191,10 +195,6 @@ class SequenceLayout:
     def num_sequences(self) -> int:
         return self.rectangle[0] if self.rectangle else len(self.lengths)
 
-    @property
-    def max_length(self) -> int:
-        return self.rectangle[1] if self.rectangle else max(self.lengths, default=0)
-
     @_computed_once
     def length_tensor(self) -> Tensor:
         """The number of real tokens in every sequence."""
@@ -263,6 +263,12 @@ class SequenceLayout:
                 slices.append(slice(start, start + length))
             start += length
         return slices
+
+    def prepare(self, positions: Iterable[Any]) -> None:
+        """Compute what layers share, so that a compiled layer finds it and its graph does not depend on lengths."""
+        assert self.cu_seqlens is not None
+        for position in positions:
+            position.prepare(self)
 
     def memo(self, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Return a value that all layers share, computed at the first request."""

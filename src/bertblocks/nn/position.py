@@ -135,6 +135,10 @@ class BlockPosition(nn.Module):
         """Rotate queries `[tokens, heads, d]` and keys `[tokens, kv_heads, d]`."""
         return q, k
 
+    def prepare(self, layout: SequenceLayout) -> None:
+        """Compute what layers share of `rotate` in a forward pass."""
+        return
+
     def bias(self, distance: Tensor) -> Tensor:
         """Return the bias `[heads, *distance.shape]` on the scores of keys at `distance` = key - query."""
         raise TypeError(f"{type(self).__name__} has no bias")

@@ -240,6 +240,9 @@ class RotaryPosition(BlockPosition):
         settings = (self.rotary_dim, self.theta, self._scaling_key, self.max_positions, self.frequency_dtype)
         return layout.memo(("rope", *settings, self.interleaved), compute)
 
+    def prepare(self, layout: SequenceLayout) -> None:
+        self.tables(layout)
+
     def rotate(self, q: Tensor, k: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         cos, sin = self.tables(layout)
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)

@@ -156,7 +156,7 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
     micro_batch = -(-rows // count)
     if recipe.run.micro_batch_tokens is not None:
         micro_batch = min(micro_batch, max(recipe.run.micro_batch_tokens // phase.length, 1))
-    passes = 4 if recipe.run.gradient_checkpointing else 3
+    passes = 4 if recipe.run.gradient_checkpointing is True else 3
     predictor, *others = _parts(model)
     per_token = flops_per_token(predictor, phase.length, phase.objective.labelled_share, passes)
     per_token += sum(flops_per_token(part, phase.length, 1.0, passes) for part in others)
@@ -194,7 +194,7 @@ def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro
 def _kept_bytes(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int) -> int:
     """The activations of one sequence in fp32 that the backward pass needs."""
     kept = training_bytes(model, length)
-    if not recipe.run.gradient_checkpointing:
+    if recipe.run.gradient_checkpointing is not True:  # what a selective run keeps is at most this
         return kept
     layers = model.config.num_hidden_layers
     return 4 * length * model.config.hidden_size * layers + kept // layers

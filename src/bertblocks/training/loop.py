@@ -21,9 +21,10 @@ from bertblocks.core.environment import peak_memory
 from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
-from bertblocks.nn.moe import MixtureOfExperts
+from bertblocks.nn.ops.gpu import describe_gpu, use_flash_implementation
 from bertblocks.training.backward import BackwardPass
 from bertblocks.training.checkpoints import CheckpointFolder
+from bertblocks.training.compilation import checkpoint_layers, compile_model, make_deterministic
 from bertblocks.training.distributed import World, parallelize, reshard, to_full, unshard
 from bertblocks.training.ema import WeightAverage
 from bertblocks.training.precision import choose_precision
@@ -93,14 +94,17 @@ class Trainer:
         self.checkpoints = CheckpointFolder(folder / "checkpoints", run.checkpoints.kept, run.checkpoints.milestones)
         self.model: Any = cast(Any, model).to(world.device)
         self.model.config.architectures = [type(model).__name__]
-        if run.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
-        if run.compile:
-            compile_feed_forward(self.model)
+        checkpoint_layers(self.model, run.gradient_checkpointing)
+        if world.device.type == "cuda" and run.deterministic:
+            make_deterministic()
+        if run.flash_attention is not None:
+            use_flash_implementation(run.flash_attention, describe_gpu(world.device))
         self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights)
         self.optimizers = optimizers(self.model)
         self.ema = WeightAverage(self.model, run.ema) if run.ema else None
         precision = choose_precision(run.precision, world.device)
+        if run.compile:
+            compile_model(self.model, precision, run.activation_memory_budget)
         self.state = TrainState(position=task.initial_position(), precision=precision)
         self.routing = RoutingMetrics(self.model)
         self.evaluation: dict[str, float] = {}
@@ -405,13 +409,3 @@ class Trainer:
             self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
 
         self.world.run_on_main(work)
-
-
-def compile_feed_forward(model: nn.Module) -> None:
-    """Compiles the feed-forward network of each layer. Attention over ragged sequences does not benefit from it."""
-    for layer in model.modules():
-        mlp = getattr(layer, "mlp", None)
-        # a graph of a whole mixture would compute all experts for all tokens
-        for network in mlp.experts if isinstance(mlp, MixtureOfExperts) else [mlp]:
-            if isinstance(network, nn.Module):
-                network.compile(dynamic=True)

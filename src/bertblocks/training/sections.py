@@ -217,9 +217,17 @@ class Run(Section):
     """Data parallelism over processes: a full copy of the model each (ddp), or a shard each (FSDP2)."""
     micro_batch_tokens: Count | None = None
     """Tokens per forward pass of a process; gradients accumulate over micro-batches. None: no accumulation."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Recomputes layers in the backward pass to save memory. `selective` keeps matrix products and attention."""
     compile: bool = False
-    """Compiles the feed-forward network of every layer with torch.compile. Attention over flat batches stays eager."""
+    """Compiles layers with torch.compile: whole ones if their attention is one operation (without dropout, biases,
+    sinks and global tokens), and their feed-forward networks otherwise."""
+    activation_memory_budget: Share | None = None
+    """The share of activations that compiled layers keep for the backward pass. None: all that are useful."""
+    deterministic: bool = True
+    """Computes gradients on CUDA in a fixed order, without which a resumed run may differ in rounding."""
+    flash_attention: Literal["FA3", "FA4"] | None = None
+    """The version of flash attention that torch runs on CUDA, from its own package. None: the one in torch."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The decay per step of an exponential moving average of the weights, which is evaluated and saved as the model."""
     log_every: Count = 10
@@ -229,3 +237,9 @@ class Run(Section):
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _budget_of_compiled(self) -> Run:
+        if self.activation_memory_budget is not None and not self.compile:
+            raise ValueError("has activation_memory_budget, which applies to compiled layers only; set compile to true")
+        return self

@@ -17,7 +17,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor
     from torch.nn.attention.varlen import varlen_attn
 
     layout = context.layout
-    return varlen_attn(
+    return varlen_attn(  # type: ignore[return-value]
         q,
         k,
         v,

@@ -89,7 +89,7 @@ def _score_mod(q: Tensor, k: Tensor, context: AttentionContext) -> Callable[...,
         assert pattern.position is not None
         distances = torch.arange(-reach, reach + 1, device=q.device)
         biases = pattern.position.bias(distances).float()  # [heads, distances]
-    tables = [None, None]
+    tables: list[Tensor | None] = [None, None]
     if relative is not None:
         room = reach - relative.reach
         tables = [  # [heads, tokens, distances]

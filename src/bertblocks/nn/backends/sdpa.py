@@ -16,7 +16,8 @@ from bertblocks.nn.backends.base import (
     repeat_kv,
     split_heads,
 )
-from bertblocks.nn.layout import SequenceLayout, is_symbolic
+from bertblocks.nn.backends.graph import is_opaque, ragged_attention
+from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import add_sink_key
 
 #: A per-head bias with more elements than this is built for a few queries at a time.
@@ -40,6 +41,9 @@ class SdpaBackend(AttentionBackend):
             rows = layout.rectangle[0]
             q, k, v = (split_heads(x, rows) for x in (q, k, v))
             return merge_heads(self._attend(q, k, v, context))
+        if is_capturing() and is_opaque(context.pattern, context.dropout):
+            reach = -1 if context.pattern.half_window is None else context.pattern.half_window
+            return ragged_attention(q, k, v, layout.cu_seqlens, context.scale, reach, context.pattern.is_causal)
         if q.device.type != "cpu":
             return self._attend_padded(q, k, v, context)
         outputs = []
@@ -52,6 +56,7 @@ class SdpaBackend(AttentionBackend):
 
     def _attend_padded(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         padded, slots = context.layout.memo("padded", lambda: pad_layout(context.layout))
+        assert padded.rectangle is not None
         rows, length = padded.rectangle
         context = dataclasses.replace(context, layout=padded)
         if padded.key_mask is None:
