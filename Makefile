@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist
 # modules are compiled when they are first imported, which is faster than compiling all of them during the install
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test tests test-slow lint format bench bench-quick tasks clean
+.PHONY: demo test tests test-slow gpu-check lint format bench bench-quick tasks clean
 
 # pretrain a small model on the docstrings of this machine; run it again to continue after an interruption
 demo: $(INSTALLED)
@@ -24,6 +24,10 @@ tests: $(INSTALLED)
 # heavy checks: presets at full size, long texts, kills, several processes
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow
+
+# every test that needs CUDA, and a table of the outcomes to paste into an issue
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m tests.gpu_check
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

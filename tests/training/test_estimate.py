@@ -14,7 +14,6 @@ from bertblocks.analysis import build, training_bytes
 from bertblocks.cli.main import app
 from bertblocks.training.build import expected_config
 from bertblocks.training.estimate import (
-    DEFAULT_UTILIZATION,
     GPUS,
     estimate_run,
     flops_per_token,
@@ -22,13 +21,16 @@ from bertblocks.training.estimate import (
 from bertblocks.training.objective_sections import ReplacedTokens
 from bertblocks.training.recipe import read_recipe, recipe_names
 
+#: The local layers of ModernBERT-base.
+LOCAL = ", ".join(f"{first}-{first + 1}" for first in range(1, 20, 3))
+
 
 def test_the_estimate_matches_modernberts_published_run() -> None:
     """1.7T tokens of 1,024 in 194 h, 250B of 8,192 in 40 h and 50B in 12 h, on 8 H100."""
     peak = 8 * GPUS["h100"].flops
     model = build(BertBlocksConfig.from_preset("modernbert-base"), "masked-lm")
     share = flops_per_token(model, 1024, labelled=0.3) * 1.7e12 / (194 * 3600 * peak)
-    assert share == pytest.approx(DEFAULT_UTILIZATION, rel=0.05)
+    assert share == pytest.approx(GPUS["h100"].utilization, rel=0.05)
     made = estimate_run(read_recipe("modernbert-base"), "h100", 8, share)
     hours = [phase.hours for phase in made.phases]
     # the recipe's first phase is 1.72T where the hours are given for 1.7T
@@ -115,6 +117,36 @@ def test_objectives_with_a_decoder_have_no_plan() -> None:
         estimate_run(read_recipe("demo", ["objective={kind: retromae}"]), "h100", 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "gpu", "kernels"),
+    [
+        ("modernbert-base", [], "h100", {("0-21", "torch's varlen_attn")}),
+        ("modernbert-base", [], "v100", {("0-21", "sdpa, padded")}),
+        ("modernbert-base", ["run.precision=fp32"], "a100", {("0-21", "sdpa, padded")}),
+        (
+            "modernbert-base",
+            ["model.config.num_global_tokens=1"],
+            "a100",
+            {("0, 3, 6, 9, 12, 15, 18, 21", "torch's varlen_attn"), (LOCAL, "FlexAttention")},
+        ),
+        ("modernbert-base", ["model.config.attention_dropout=0.1"], "h100", {("0-21", "sdpa, padded")}),
+    ],
+)
+def test_a_plan_lists_the_kernel_of_each_kind_of_layer(name: Any, overrides: Any, gpu: Any, kernels: Any) -> None:
+    made = estimate_run(read_recipe(name, overrides), gpu, 8)
+    found = {(choice.layers, choice.kernel) for choice in made.kernels if choice.part == "attention"}
+    assert found == kernels
+    assert all(choice.reason for choice in made.kernels if choice.kernel == "sdpa, padded")
+
+
+def test_every_gpu_has_a_share_of_its_peak_with_its_source() -> None:
+    for name, gpu in GPUS.items():
+        assert 0.1 < gpu.utilization < 0.7, name
+        assert estimate_run(read_recipe("modernbert-base"), name, 8).source == gpu.source
+    assert "assumed" in GPUS["b200"].source
+    assert estimate_run(read_recipe("modernbert-base"), "h100", 8, 0.3).source == "given"
+
+
 # ---------------------------------------------------------------------- command
 
 
@@ -128,6 +160,8 @@ def test_plan_prints_the_estimate_as_text_and_json() -> None:
     text = run("modernbert-base", "--gpu", "h100", "--count", "64").stdout
     assert text.startswith("modernbert-base on 64 h100 at 25% of their peak: 149,655,232 parameters")
     assert "context extension" in text
+    assert "Expected MFU 25%: ModernBERT-base's first phase" in " ".join(text.split())
+    assert "varlen_attn" in text
     assert "which fits" in text
     assert "does not fit" in run("bert", "--gpu", "rtx4090", "--count", "1", "phases.0.batch_tokens=1310720").stdout
     found = json.loads(run("neobert", "phases.0.duration=1000", "--utilization", "0.4", "--json").stdout)

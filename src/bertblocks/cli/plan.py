@@ -32,8 +32,8 @@ def plan(
     gpu: Annotated[str, typer.Option(help="The kind of GPU.")] = "h100",
     count: Annotated[int, typer.Option(help="The number of GPUs.")] = 8,
     utilization: Annotated[
-        float, typer.Option(help="The share of peak FLOP/s reached; ModernBERT-base's published run reached 0.25.")
-    ] = 0.25,
+        float | None, typer.Option(help="The share of peak FLOP/s reached (MFU). By default that of a published run.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the hours and memory of a recipe on GPUs.
@@ -67,6 +67,7 @@ def _print(estimate: RunEstimate) -> None:
         f"{estimate.recipe} on {estimate.count} {estimate.gpu} at {estimate.utilization:.0%} of their peak: "
         f"{estimate.parameters:,} parameters, {estimate.flops:.3g} FLOPs, {estimate.hours:,.1f} hours"
     )
+    console.print(Text(f"Expected MFU {estimate.utilization:.0%}: {estimate.source}.", style="dim"))
     table = make_table(["phase", "length", "steps", "tokens", "FLOPs per token", "tokens/s", "hours"])
     for phase in estimate.phases:
         numbers = (f"{phase.length:,}", f"{phase.steps:,}", write_number(phase.tokens))
@@ -78,6 +79,10 @@ def _print(estimate: RunEstimate) -> None:
         parts = [write_bytes(size) for size in (*asdict(phase.memory).values(), phase.memory.total)]
         table.add_row(phase.name, f"{phase.micro_batch:,} x {phase.length:,}", *parts)
     print_table(console, "Memory per device", table)
+    table = make_table(["part", "layers", "kernel", "reason"])
+    for choice in estimate.kernels:
+        table.add_row(choice.part, choice.layers, choice.kernel, choice.reason)
+    print_table(console, "Kernels, with this torch and no further packages", table)
     available = write_bytes(GPUS[estimate.gpu].memory)
     verdict = (
         "which fits" if estimate.fits else "which does not fit: lower run.micro_batch_tokens, or set run.parallel=fsdp"

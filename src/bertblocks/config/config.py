@@ -330,7 +330,7 @@ class BertBlocksConfig(PreTrainedConfig):
     # ---- runtime (no effect on results)
     #: The checkpoint family that the model was loaded from, which is the default for an export.
     family: str | None = None
-    #: auto, cpu, flash, sdpa, eager, or a name registered with `register_backend`.
+    #: auto, cpu, flash, triton, sdpa, eager, or a name registered with `register_backend`.
     attention_backend: str = "auto"
     #: Fused kernels: auto, liger, torch.
     kernel_backend: str = "auto"

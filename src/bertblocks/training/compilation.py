@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -31,9 +32,8 @@ def compile_model(model: nn.Module, precision: str, memory_budget: float | None 
     if memory_budget is not None:
         torch._functorch.config.activation_memory_budget = memory_budget
     for encoder in (module for module in model.modules() if isinstance(module, Encoder)):
-        gpu = describe_gpu(next(encoder.parameters()).device)
-        reasons = (why_not_whole(layer, gpu, DTYPES[precision]) for layer in encoder.layers)
-        if (reason := next(filter(None, reasons), None)) is None:
+        reason = why_not_whole_model(encoder, describe_gpu(next(encoder.parameters()).device), precision)
+        if reason is None:
             encoder.is_compiled = True
             for layer in encoder.layers:
                 # the forward pass alone, so that the hooks of FSDP stay outside the graph
@@ -41,6 +41,12 @@ def compile_model(model: nn.Module, precision: str, memory_budget: float | None 
         else:
             logger.info(f"run.compile compiles feed-forward networks alone, because {reason}.")
             compile_feed_forward(encoder)
+
+
+def why_not_whole_model(model: nn.Module, gpu: Gpu | None, precision: str) -> str | None:
+    """Returns why the layers of a model cannot be graphs, or None if they can."""
+    layers = [layer for module in model.modules() if isinstance(module, Encoder) for layer in module.layers]
+    return next(filter(None, (why_not_whole(layer, gpu, DTYPES[precision]) for layer in layers)), None)
 
 
 def why_not_whole(layer: Any, gpu: Gpu | None, dtype: torch.dtype) -> str | None:
@@ -83,5 +89,6 @@ def _keep_products(context: Any, operation: Any, *_: Any, **__: Any) -> Checkpoi
 
 def make_deterministic() -> None:
     """Lets CUDA sum gradients in one order, so that a resumed run equals an uninterrupted one."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS raises an error without it
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

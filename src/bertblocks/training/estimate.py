@@ -9,6 +9,7 @@ workspace of kernels and the overhead of the allocator are not included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,33 +18,53 @@ from bertblocks.analysis import build, count_flops, training_bytes
 from bertblocks.analysis.flops import HEAD
 from bertblocks.core.registry import nearest
 from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
+from bertblocks.nn.backends.kernels import KERNELS, AttentionCall, choose_kernel, explain
+from bertblocks.nn.ops.gpu import Gpu, has_varlen_attention
 from bertblocks.training.build import expected_config
+from bertblocks.training.compilation import DTYPES, why_not_whole_model
 from bertblocks.training.optimizer_sections import Muon
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
 
-#: What ModernBERT-base's published first phase implies (1.7T tokens of length 1,024 in 194 hours on 8 H100s).
-DEFAULT_UTILIZATION = 0.25
+MODERNBERT = "ModernBERT-base's first phase: 1.7T tokens of length 1,024 in 194 hours on 8 H100 (Warner et al., 2024)"
+LLM_FOUNDRY = "MPT-125m at length 1,024 on 8 A100 (benchmarking/README.md of mosaicml/llm-foundry), a decoder"
+ASSUMED = f"assumed from another GPU, because no figure for this one is known: {MODERNBERT}"
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """Peak FLOP/s of dense bf16 matrix products (fp16 for the V100) and bytes of memory, from the data sheets."""
+class GpuModel:
+    """Peak FLOP/s of dense bf16 matrix products (fp16 for the V100) and bytes of memory, from the data sheets, and the
+    share of the peak (MFU) that a published run of a model of about 150M parameters reached.
+    """
 
     flops: float
     memory: float
+    capability: tuple[int, int]
+    utilization: float = 0.25
+    source: str = ASSUMED
+    is_rocm: bool = False
 
 
 GPUS = {
-    "v100": Gpu(125e12, 32e9),
-    "a100": Gpu(312e12, 80e9),
-    "l40s": Gpu(362e12, 48e9),
-    "rtx4090": Gpu(165e12, 24e9),
-    "h100": Gpu(989e12, 80e9),
-    "h200": Gpu(989e12, 141e9),
-    "b200": Gpu(2250e12, 192e9),
-    "mi300x": Gpu(1307e12, 192e9),
+    "v100": GpuModel(125e12, 32e9, (7, 0)),
+    "a100": GpuModel(312e12, 80e9, (8, 0), 0.41, LLM_FOUNDRY),
+    "l40s": GpuModel(362e12, 48e9, (8, 9)),
+    "rtx4090": GpuModel(165e12, 24e9, (8, 9)),
+    "h100": GpuModel(989e12, 80e9, (9, 0), 0.25, MODERNBERT),
+    "h200": GpuModel(989e12, 141e9, (9, 0)),
+    "b200": GpuModel(2250e12, 192e9, (10, 0)),
+    "mi300x": GpuModel(1307e12, 192e9, (9, 4), is_rocm=True),
 }
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel that a part of the model will run on a GPU with this torch and no further packages, and why."""
+
+    part: str
+    layers: str
+    kernel: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,9 @@ class RunEstimate:
     flops: float
     hours: float
     phases: list[PhaseCost]
+    #: Where the utilization comes from.
+    source: str
+    kernels: list[KernelChoice]
 
     @property
     def memory(self) -> float:
@@ -99,8 +123,8 @@ class RunEstimate:
         return self.memory <= GPUS[self.gpu].memory
 
 
-def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFAULT_UTILIZATION) -> RunEstimate:
-    """The cost of a recipe on `count` devices that reach `utilization` of their peak.
+def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float | None = None) -> RunEstimate:
+    """The cost of a recipe on `count` devices that reach `utilization` of their peak, by default a published share.
 
     Example:
         >>> from bertblocks.training.recipe import read_recipe
@@ -117,6 +141,8 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         raise ValueError(f"--gpu is {gpu!r}; it must be one of {', '.join(GPUS)}{nearest(gpu, GPUS)}.")
     if count < 1:
         raise ValueError(f"--count is {count}; it must be at least 1.")
+    source = "given" if utilization is not None else GPUS[gpu].source
+    utilization = GPUS[gpu].utilization if utilization is None else utilization
     if not 0 < utilization <= 1:
         raise ValueError(f"--utilization is {utilization:g}; it must be above 0 and at most 1.")
     with torch.device("meta"):
@@ -135,7 +161,46 @@ def estimate_run(recipe: Recipe, gpu: str, count: int, utilization: float = DEFA
         flops=sum(phase.flops_per_token * phase.tokens for phase in phases),
         hours=sum(phase.hours for phase in phases),
         phases=phases,
+        source=source,
+        kernels=[choice for part in _parts(model) for choice in choose_kernels(part, recipe, gpu)],
     )
+
+
+def choose_kernels(model: BertBlocksPreTrainedModel, recipe: Recipe, gpu: str) -> list[KernelChoice]:
+    """What attention and the rest of each kind of layer will run on a GPU."""
+    device = Gpu(GPUS[gpu].capability, gpu, GPUS[gpu].is_rocm, has_varlen_attention())
+    precision = recipe.run.precision
+    if precision == "auto":
+        precision = "bf16" if device.capability >= (8, 0) else "fp32"
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, group in enumerate(model.base_model.encoder.order):
+        attention = model.base_model.encoder.layers[group].attention
+        call = AttentionCall(attention.pattern, DTYPES[precision], attention.head_dim, attention.dropout > 0)
+        kernel = choose_kernel(call, device)
+        reason = explain(call, device, torch.device("cuda")) if kernel is None else ""
+        label = "sdpa, padded" if kernel is None else KERNELS[kernel][0]
+        kinds.setdefault((label, reason), []).append(index)
+    choices = [KernelChoice("attention", _ranges(layers), *kind) for kind, layers in kinds.items()]
+    every = _ranges(range(len(model.base_model.encoder.order)))
+    why = why_not_whole_model(model, device, precision) if recipe.run.compile else "run.compile is false"
+    fused = "torch.compile, whole layers" if why is None else "Liger where it is installed and fits, torch otherwise"
+    return [*choices, KernelChoice("norms, GLU, rotary", every, fused, why or "")]
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """Write indices in ranges.
+
+    Example:
+        >>> _ranges([0, 1, 2, 5, 7, 8])
+        '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def flops_per_token(model: BertBlocksPreTrainedModel, length: int, labelled: float, passes: int = 3) -> float:

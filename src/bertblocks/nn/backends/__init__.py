@@ -10,6 +10,7 @@ from bertblocks.nn.backends.cpu import CpuBackend
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.backends.flash import FlashBackend
 from bertblocks.nn.backends.sdpa import SdpaBackend
+from bertblocks.nn.backends.short import TritonBackend
 from bertblocks.nn.layout import is_capturing
 from bertblocks.nn.ops.gpu import describe_gpu
 
@@ -19,6 +20,7 @@ register_backend("eager")(EagerBackend)
 register_backend("sdpa")(SdpaBackend)
 register_backend("flash")(FlashBackend)
 register_backend("cpu")(CpuBackend)
+register_backend("triton")(TritonBackend)
 
 
 def get_backend(name: str, device: torch.device) -> AttentionBackend:
