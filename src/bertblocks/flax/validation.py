@@ -39,7 +39,7 @@ def supported() -> dict[str, list[str]]:
         **{key: list(ACTIVATIONS) for key in ("hidden_act", "mlm_head_act", "classifier_head_act")},
         "classifier_pooling": ["cls", "mean", "max"],
         # all backends give the same result; JAX computes it in its own way
-        "attention_backend": ["auto", "cpu", "flash", "sdpa", "eager"],
+        "attention_backend": ["auto", "cpu", "flash", "triton", "sdpa", "eager"],
     }
 
 

@@ -5,16 +5,35 @@ On CUDA, torch's `varlen_attn` is such an operation already; this one stands in 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertblocks.nn.backends.base import AttentionContext, AttentionPattern
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.backends.base import AttentionPattern
 
-#: Queries of a sequence whose weights the backward pass holds together.
+#: Queries of a sequence whose weights are held together.
 QUERIES_AT_ONCE = 512
+
+
+def _chunks(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor, scale: float, reach: int, is_causal: bool
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """For some queries at a time: their tokens, those of their sequence, its keys `[heads, n, d]`, and the weights."""
+    pattern = AttentionPattern(None if reach < 0 else reach, is_causal=is_causal)
+    groups = q.shape[1] // k.shape[1]
+    for first, last in itertools.pairwise(cu_seqlens.tolist()):
+        tokens = slice(first, last)
+        keys = k[tokens].repeat_interleave(groups, dim=1).transpose(0, 1)
+        columns = torch.arange(last - first)
+        for start in range(first, last, QUERIES_AT_ONCE):
+            own = slice(start, min(start + QUERIES_AT_ONCE, last))
+            rows = torch.arange(own.start - first, own.stop - first)[:, None]
+            scores = q[own].transpose(0, 1) @ keys.transpose(1, 2) * scale
+            visible = pattern.visible(rows, columns)
+            yield own, tokens, keys, scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
 
 
 @torch.library.custom_op("bertblocks::ragged_attention", mutates_args=())
@@ -22,11 +41,11 @@ def ragged_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, reach: int, is_causal: bool
 ) -> Tensor:
     """Attend within each sequence, up to `reach` tokens away if it is not negative."""
-    from bertblocks.nn.backends import get_backend
-
-    layout = SequenceLayout.from_cu_seqlens(cu_seqlens, (q.shape[0],), q.device)
-    pattern = AttentionPattern(None if reach < 0 else reach, is_causal=is_causal)
-    return get_backend("auto", q.device).attend(q, k, v, AttentionContext(layout, pattern, scale)).contiguous()
+    groups, out = q.shape[1] // k.shape[1], torch.empty_like(q, memory_format=torch.contiguous_format)
+    for own, tokens, _, weights in _chunks(q, k, cu_seqlens, scale, reach, is_causal):
+        values = v[tokens].repeat_interleave(groups, dim=1).transpose(0, 1)
+        out[own] = (weights @ values).transpose(0, 1)
+    return out
 
 
 @torch.library.custom_op("bertblocks::ragged_attention_backward", mutates_args=())
@@ -41,24 +60,16 @@ def ragged_attention_backward(
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the weights of some queries at a time again, and from them the gradients."""
-    layout = SequenceLayout.from_cu_seqlens(cu_seqlens, (q.shape[0],), q.device)
-    pattern = AttentionPattern(None if reach < 0 else reach, is_causal=is_causal)
     groups = q.shape[1] // k.shape[1]
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for tokens in layout.slices():
-        keys, values = (x[tokens].repeat_interleave(groups, dim=1).transpose(0, 1) for x in (k, v))  # [heads, n, d]
-        columns = torch.arange(keys.shape[1])
-        for start in range(tokens.start, tokens.stop, QUERIES_AT_ONCE):
-            own = slice(start, min(start + QUERIES_AT_ONCE, tokens.stop))
-            queries, of_out = (x[own].transpose(0, 1) for x in (q, gradient))
-            rows = torch.arange(own.start - tokens.start, own.stop - tokens.start)[:, None]
-            scores = (queries @ keys.transpose(1, 2) * scale).masked_fill(~pattern.visible(rows, columns), -torch.inf)
-            weights = scores.softmax(dim=-1)
-            of_weights = of_out @ values.transpose(1, 2)
-            of_scores = weights * (of_weights - (weights * of_weights).sum(dim=-1, keepdim=True)) * scale
-            dq[own] = (of_scores @ keys).transpose(0, 1)
-            dk[tokens] += _sum_groups(of_scores.transpose(1, 2) @ queries, groups)
-            dv[tokens] += _sum_groups(weights.transpose(1, 2) @ of_out, groups)
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    for own, tokens, keys, weights in _chunks(q, k, cu_seqlens, scale, reach, is_causal):
+        values = v[tokens].repeat_interleave(groups, dim=1).transpose(0, 1)
+        queries, of_out = (x[own].transpose(0, 1) for x in (q, gradient))
+        of_weights = of_out @ values.transpose(1, 2)
+        of_scores = weights * (of_weights - (weights * of_weights).sum(dim=-1, keepdim=True)) * scale
+        dq[own] = (of_scores @ keys).transpose(0, 1)
+        dk[tokens] += _sum_groups(of_scores.transpose(1, 2) @ queries, groups)
+        dv[tokens] += _sum_groups(weights.transpose(1, 2) @ of_out, groups)
     return dq, dk, dv
 
 
