@@ -68,7 +68,7 @@ def test_kernels_equal_eager_attention_with_gradients(case: str) -> None:
     out = backend.attend(q, k, v, context)
     gradients = torch.autograd.grad((out * weight).sum(), (q, k, v))
     precise = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    reference = EagerBackend().attend(*precise, context)  # type: ignore[misc]
+    reference = EagerBackend().attend(precise[0], precise[1], precise[2], context)
     expected = torch.autograd.grad((reference * weight.float()).sum(), precise)
     for mine, theirs in zip((out, *gradients), (reference, *expected), strict=True):
         torch.testing.assert_close(mine.float(), theirs, atol=0.05, rtol=0.05)

@@ -52,9 +52,7 @@ def run_cases(cases: list[Any]) -> None:
         ):
             results.append([out, *torch.autograd.grad((out * weight).sum(), (q, k, v))])
         for mine, reference in zip(*results, strict=True):
-            torch.testing.assert_close(
-                mine, reference, atol=2e-5, rtol=1e-4, msg=lambda text, c=context: f"{c}: {text}"
-            )
+            torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-4)
 
 
 def interpret(cases: list[Any]) -> None:
