@@ -1,0 +1,1 @@
+"""Statistics of studies: differences with their uncertainty, verdicts, power, futility, and fits."""
