@@ -109,6 +109,8 @@ class StudyResults:
     searches: list[LearningRateSearch] = field(default_factory=list)
     #: Trials that have not finished, as (variant, seed, size).
     missing: list[tuple[str, int, str | None]] = field(default_factory=list)
+    #: Why trials failed for good, such as a loss that is not finite, as (variant, seed, size, sentence).
+    failures: list[tuple[str, int, str | None, str]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for raw-data downloads."""

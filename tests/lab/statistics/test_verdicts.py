@@ -98,6 +98,13 @@ def test_verdicts_follow_the_direction_of_the_measure() -> None:
     assert verdicts(replace(results, measures=upward)) == {"good": WORSE, "bad": BETTER}
 
 
+def test_the_study_sets_the_level() -> None:
+    results = simulate({"good": -0.02}, seeds=4, seed=3)
+    p = only(results).p
+    assert only(replace(results, settings={"level": p * 1.01})).verdict == BETTER
+    assert only(replace(results, settings={"level": p * 0.99})).verdict == UNDECIDED
+
+
 def test_only_the_first_measure_decides() -> None:
     results = simulate({"good": -0.5})
     twice = [replace(found, measure="again") for found in results.measurements]
@@ -121,7 +128,15 @@ def test_unfinished_stopped_and_diverged_trials_leave_a_comparison_undecided() -
     stopped = only(replace(results, trials=early))
     found = [replace(m, value=math.nan) if m.variant == "bad" and m.seed == 1 else m for m in results.measurements]
     diverged = only(replace(results, measurements=found))
-    for comparison, reason in ((waiting, "waits for 1"), (stopped, "stopped early"), (diverged, "1 of bad")):
+    named = only(replace(results, settings={"stopped": ["bad"]}))
+    failed = only(replace(results, failures=[("bad", 5, None, "its loss is not finite")]))
+    for comparison, reason in (
+        (waiting, "waits for 1"),
+        (stopped, "stopped early"),
+        (named, "stopped early"),
+        (diverged, "1 of bad"),
+        (failed, "1 of its trials failed, the first of bad: its loss is not finite"),
+    ):
         assert comparison.verdict == UNDECIDED
         assert reason in comparison.reason
     assert (stopped.seeds, diverged.seeds) == (0, 4)

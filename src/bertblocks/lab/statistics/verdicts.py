@@ -105,8 +105,12 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], 
     return adjusted, levels
 
 
-def judge(results: StudyResults, alpha: float = ALPHA) -> list[Comparison]:
-    """Compares every variant with the baseline on every measure; those of the first measure get verdicts."""
+def judge(results: StudyResults, alpha: float | None = None) -> list[Comparison]:
+    """Compares every variant with the baseline on every measure; those of the first measure get verdicts.
+
+    `alpha` is the rate of false verdicts over the family. Default: the study's own level.
+    """
+    alpha = alpha or results.settings.get("level", ALPHA)
     sizes = list(dict.fromkeys([trial.size for trial in results.trials] + [size for _, _, size in results.missing]))
     others = [name for name in results.variants if name != results.baseline]
     by_key: dict[tuple[str, str, str | None], list[Measurement]] = {}
@@ -190,9 +194,12 @@ def _scores(*groups: Sequence[Measurement]) -> tuple[Array, Array]:
 def _why_not(results: StudyResults, variant: str, size: str | None, found: Sequence[Measurement]) -> str:
     """Why a comparison cannot have a verdict yet. Verdicts before the planned seeds have run would be too many."""
     names = (results.baseline, variant)
-    early = [trial for trial in results.trials if trial.stopped_early and trial.size == size]
-    if any(trial.variant == variant for trial in early):
+    early = [trial.variant for trial in results.trials if trial.stopped_early and trial.size == size]
+    if variant in [*early, *results.settings.get("stopped", [])]:
         return "stopped early, because it could no longer win"
+    failed = [(name, why) for name, _, at, why in results.failures if name in names and at == size]
+    if failed:
+        return f"{len(failed)} of its trials failed, the first of {failed[0][0]}: {failed[0][1]}"
     missing = [trial for trial in results.missing if trial[0] in names and trial[2] == size]
     if missing:
         return f"waits for {len(missing)} of the planned trials"
