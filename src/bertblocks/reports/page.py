@@ -5,6 +5,7 @@ All parts return `Html`. Every other text that a page shows is escaped.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,6 +164,17 @@ def flatten(values: Any, path: str = "") -> dict[str, Any]:
     else:
         return {} if values in (None, {}, [], "") else {path: values}
     return {key: v for name, value in items for key, v in flatten(value, f"{path}.{name}".removeprefix(".")).items()}
+
+
+def badge(text: str, kind: str) -> Html:
+    """A word on a coloured ground. `kind` is "better", "worse" or "undecided"."""
+    return Html(f'<span class="badge {kind}">{escape(text)}</span>')
+
+
+def download(label: str, name: str, content: str, media_type: str) -> Html:
+    """A link that saves a file, which is part of the page."""
+    data = base64.b64encode(content.encode()).decode()
+    return Html(f'<a download="{escape(name)}" href="data:{media_type};base64,{data}">{escape(label)}</a> ')
 
 
 def code(text: str) -> Html:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from bertblocks.core.console import write_number
 from bertblocks.reports.runs import Run, differing_settings
-
-#: Characters that LaTeX reads as commands.
-LATEX = {
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
-}
+from bertblocks.reports.table_files import csv_table, latex_table
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -60,22 +53,11 @@ def write_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[st
 def write_csv(rows: Sequence[dict[str, Any]]) -> str:
     """All values, with a column for each setting that differs."""
     settings = list(dict.fromkeys(key for row in rows for key in row["settings"]))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     names = ["run", "task", "metric", "score", "low", "high", "tokens_per_second", "parameters", "state"]
-    writer.writerow([*names, *settings])
-    for row in rows:
-        writer.writerow([row[name] for name in names] + [row["settings"].get(key) for key in settings])
-    return file.getvalue()
+    lines = [[row[name] for name in names] + [row["settings"].get(key) for key in settings] for row in rows]
+    return csv_table([*names, *settings], lines)
 
 
 def write_latex(rows: Sequence[dict[str, Any]]) -> str:
     """A table for the package booktabs."""
-    columns, cells = write_cells(rows)
-    lines = [" & ".join(map(_escape, line)) + r" \\" for line in [columns, *cells]]
-    body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
-    return f"\\begin{{tabular}}{{llllrrrrl}}\n{body}\n\\end{{tabular}}\n"
-
-
-def _escape(text: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    return latex_table(*write_cells(rows), "llllrrrrl")

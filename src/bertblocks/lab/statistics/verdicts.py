@@ -27,6 +27,8 @@ from bertblocks.lab.statistics.power import minimum_detectable_effect
 
 Array = NDArray[np.float64]
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
+#: Why a comparison without any other problem is undecided.
+CHANCE = "the difference may be chance"
 ALPHA = 0.05
 #: The power at which the minimum detectable effect is stated.
 POWER = 0.8
@@ -221,5 +223,5 @@ def _with_verdict(comparison: Comparison, higher_is_better: bool, alpha: float) 
     elif not reason and not estimate.components:
         reason = "all seeds gave the same difference, so its error is unknown"
     elif not reason:
-        reason = "the difference may be chance"
+        reason = CHANCE
     return replace(comparison, verdict=UNDECIDED, reason=reason)
