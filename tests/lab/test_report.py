@@ -90,7 +90,9 @@ def test_files_hold_the_same_numbers_as_the_summary(one: StudyResults, tmp_path:
     assert (float(found["low"]), float(found["high"])) == pytest.approx(tuple(test.confidence_interval()), rel=1e-6)
     markdown = paths["comparisons.md"].read_text().splitlines()
     assert len(markdown) == 2 + len(rows)
-    assert markdown[2].startswith(f"| rope | loss | better | {summary['comparisons'][0]['difference']:+.4g} |")
+    assert markdown[2].startswith(
+        f"| rope | baseline | loss | better | {summary['comparisons'][0]['difference']:+.4g} |"
+    )
     latex = paths["comparisons.tex"].read_text()
     assert latex.count(r"\\") == 1 + len(rows)
     assert r"95\%" in latex
@@ -133,6 +135,8 @@ def test_headlines_of_sizes_and_of_unfinished_studies(sized: StudyResults) -> No
     assert headline(sized, judge(sized)).startswith("glu at all sizes is better than baseline in loss, same at")
     waiting = replace(simulate({"a": -1.0, "b": -1.0}), missing=[("b", 5, None)])
     assert headline(waiting, judge(waiting)) == "So far: a is better than baseline in loss, b is undecided"
+    ladder = replace(simulate({"a": -1.0, "b": -2.0}), settings={"design": "ladder"})
+    assert headline(ladder, judge(ladder)) == "a and b are better than the step before in loss"
     single = simulate({"a": 0.0}, seeds=1)
     assert headline(single, judge(single)) == "Undecided: one seed does not show how much seeds differ"
 

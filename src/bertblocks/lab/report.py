@@ -23,7 +23,7 @@ from bertblocks.lab.report_scales import (
 )
 from bertblocks.lab.report_tables import Row, comparison_rows, name_of, rows_as_csv, trial_rows, write_p, write_tables
 from bertblocks.lab.results import StudyResults
-from bertblocks.lab.statistics.verdicts import ALPHA, BETTER, CHANCE, UNDECIDED, WORSE, Comparison, judge
+from bertblocks.lab.statistics.verdicts import ALPHA, BETTER, CHANCE, UNDECIDED, WORSE, Comparison, judge, references
 from bertblocks.reports.charts import Chart
 from bertblocks.reports.page import (
     REPORT,
@@ -98,14 +98,20 @@ def headline(results: StudyResults, comparisons: Sequence[Comparison]) -> str:
     if not groups[BETTER] and not groups[WORSE]:
         reason = next((found.reason for found in judged if found.reason == CHANCE), judged[0].reason)
         if reason == CHANCE:
-            reason = f"no difference from {results.baseline} in {label(deciding)} is beyond chance"
+            reason = f"no difference from {_reference(results)} in {label(deciding)} is beyond chance"
         return f"{'So far undecided' if results.missing else 'Undecided'}: {reason}"
     parts: list[str] = []
     for verdict in (BETTER, WORSE, UNDECIDED):
         if names := groups[verdict]:
-            against = f" than {results.baseline} in {label(deciding)}" if not parts else ""
+            against = f" than {_reference(results)} in {label(deciding)}" if not parts else ""
             parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {verdict}{against}")
     return ("So far: " if results.missing else "") + ", ".join(parts)
+
+
+def _reference(results: StudyResults) -> str:
+    """What the variants are compared with."""
+    found = list(dict.fromkeys(references(results).values()))
+    return "the step before" if len(found) > 1 else found[0] if found else "the baseline"
 
 
 def _list(names: Sequence[str]) -> str:
@@ -130,6 +136,9 @@ def _page(results: StudyResults, comparisons: Sequence[Comparison], rows: Sequen
             figures([_forest(results, comparisons)] if judged else [], is_wide=True),
             _verdict_table(judged),
             _meaning(results, len(judged)),
+            section("All numbers", table([label(key) for key in rows[0]], _cells(rows)), is_folded=True)
+            if rows
+            else Html(""),
         ),
         section(
             "Quality, compute and speed", figures([*compute_charts(results), *pareto_charts(results)], has_hint=True)
@@ -178,8 +187,8 @@ def _forest(results: StudyResults, comparisons: Sequence[Comparison]) -> Chart:
     counts = {verdict: sum(effect.verdict == verdict for effect in effects) for verdict in (BETTER, WORSE, UNDECIDED)}
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     note = (
-        f"Differences from {results.baseline}. Thick lines are 95% intervals. Thin lines are those of the tests, wider "
-        "if there are several; a verdict needs one that does not reach 0. Ticks are single seeds."
+        f"Differences from {_reference(results)}. Thick lines are 95% intervals. Thin lines are those of the tests, "
+        "wider if there are several; a verdict needs one that does not reach 0. Ticks are single seeds."
     )
     return forest_chart(
         title, effects, f"difference in {label(info.name)}, {info.unit}", not info.higher_is_better, note
@@ -188,7 +197,7 @@ def _forest(results: StudyResults, comparisons: Sequence[Comparison]) -> Chart:
 
 def _verdict_table(rows: Sequence[Row]) -> Html:
     has_reasons = any(row["reason"] not in ("", CHANCE) for row in rows)
-    columns = ["variant", "verdict", "found at", "difference", "95% interval", "of baseline", "Holm's p", "Hedges' g"]
+    columns = ["variant", "verdict", "found at", "difference", "95% interval", "relative", "Holm's p", "Hedges' g"]
     columns += ["seeds", "detectable", *(["why"] if has_reasons else [])]
     return table(
         columns,
@@ -211,6 +220,10 @@ def _verdict_table(rows: Sequence[Row]) -> Html:
     )
 
 
+def _cells(rows: Sequence[Row]) -> list[list[Any]]:
+    return [["" if value is None else value for value in row.values()] for row in rows]
+
+
 def _meaning(results: StudyResults, family: int) -> Html:
     level = results.settings.get("level", ALPHA)
     return section(
@@ -224,15 +237,16 @@ def _meaning(results: StudyResults, family: int) -> Html:
         ),
         paragraph(
             "Hedges' g is the difference in standard deviations between seeds; it says how reliable a difference is, "
-            "not how useful. Verdicts hold for seeds that were planned: adding seeds until a verdict appears finds too "
-            "many."
+            "not how useful. The Multi-Bootstrap's interval, among all numbers, is there for comparison and does not "
+            "decide: with few seeds it is often too narrow. Verdicts hold for seeds that were planned; adding seeds "
+            "until a verdict appears finds too many."
         ),
         is_folded=True,
     )
 
 
 def _other_table(results: StudyResults, rows: Sequence[Row]) -> Html:
-    columns = ["variant", "measure", "unit", "better", "baseline", "variant's", "difference", "95% from", "to", "seeds"]
+    columns = ["variant", "measure", "unit", "better", "against", "variant's", "difference", "95% from", "to", "seeds"]
     return table(
         columns,
         [
@@ -241,7 +255,7 @@ def _other_table(results: StudyResults, rows: Sequence[Row]) -> Html:
                 label(row["measure"]),
                 results.measures[row["measure"]].unit,
                 "higher" if results.measures[row["measure"]].higher_is_better else "lower",
-                *(row[key] for key in ("baseline_mean", "variant_mean", "difference", "low", "high", "seeds")),
+                *(row[key] for key in ("against_mean", "variant_mean", "difference", "low", "high", "seeds")),
             )
             for row in rows
         ],

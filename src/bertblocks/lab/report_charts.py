@@ -36,11 +36,14 @@ def forest_chart(title: str, effects: Sequence[Effect], x_title: str, lower_is_b
     seeds = [{"name": effect.name, "seed": value} for effect in effects for value in effect.by_seed]
     shown = [0.0, *(row[key] for row in rows for key in ("value", "low", "high") if row[key] is not None)]
     shown += [effect for row in effects for effect in row.by_seed]
-    room = 0.12 * (max(shown) - min(shown)) or 1.0
+    span = max(shown) - min(shown) or 1.0
+    tested = [row[key] for row in rows for key in ("tested_low", "tested_high") if row[key] is not None]
+    low, high = min([min(shown), *tested]), max([max(shown), *tested])  # long lines are cut
+    left, right = max(low, min(shown) - span / 2) - span / 20, min(high, max(shown) + span / 2) + span / 20
     names = [row["name"] for row in rows]
     y: Spec = {"field": "name", "type": "nominal", "sort": names, "scale": {"domain": names}, "title": None}
     y["axis"] = {"ticks": False, "domain": False, "grid": True}
-    domain = {"domain": [min(shown) - room, max(shown) + room], "nice": False}
+    domain = {"domain": [left, right], "nice": False}
     x: Spec = {"type": "quantitative", "title": x_title, "scale": domain, "axis": {"tickCount": 7}}
     colour: Spec = {"field": "verdict", "type": "nominal", "legend": {}}
     colour["scale"] = {"domain": list(VERDICT_COLOURS), "range": list(VERDICT_COLOURS.values())}
@@ -72,7 +75,7 @@ def forest_chart(title: str, effects: Sequence[Effect], x_title: str, lower_is_b
         }
 
     better, worse = ("\u2190 better", "worse \u2192") if lower_is_better else ("better \u2192", "\u2190 worse")
-    left, right = (better, worse) if lower_is_better else (worse, better)
+    sides = (better, worse) if lower_is_better else (worse, better)
     spec = {
         "description": f"{title}: {', '.join(names)}",
         "data": {"values": rows},
@@ -101,7 +104,7 @@ def forest_chart(title: str, effects: Sequence[Effect], x_title: str, lower_is_b
                     "mark": {"type": "text", "align": align, "baseline": "bottom", "color": QUIET, "text": text},
                     "encoding": {"x": {"value": place}, "y": {"value": -3}},
                 }
-                for align, text, place in (("left", left, 0), ("right", right, {"expr": "width"}))
+                for align, text, place in (("left", sides[0], 0), ("right", sides[1], {"expr": "width"}))
             ),
         ],
     }

@@ -13,7 +13,7 @@ from bertblocks.lab.report_tables import Row
 from bertblocks.lab.results import LearningRateSearch, StudyResults, TrialRecord
 from bertblocks.lab.statistics.learning_rate import LearningRateFit, fit_learning_rate
 from bertblocks.lab.statistics.scaling import PowerLaw, difference_trend, fit_power_law
-from bertblocks.lab.statistics.verdicts import Comparison
+from bertblocks.lab.statistics.verdicts import Comparison, references
 from bertblocks.reports.charts import Chart
 from bertblocks.reports.page import Html, figures, paragraph, section, table, write_seconds, write_value
 
@@ -21,7 +21,13 @@ FLOPS = "training compute, FLOPs"
 
 
 def label(measure: str) -> str:
-    return measure.replace("_", " ")
+    """The name of a measure or a column as people write it.
+
+    Example:
+        >>> label("held_out_loss")
+        'held-out loss'
+    """
+    return measure.replace("held_out", "held-out").replace("_", " ")
 
 
 def compute_charts(results: StudyResults) -> list[Chart]:
@@ -72,7 +78,7 @@ def pareto_charts(results: StudyResults) -> list[Chart]:
         "on the dashed line; close means may change places with other seeds. Speed on the machine of the study."
     )
     y_title = f"{label(deciding)}, {info.unit}"
-    statement = f"Fastest or best: {shown}" if len(front) > 1 else f"Fastest and best: {shown}"
+    statement = f"By their means, fastest {'or' if len(front) > 1 else 'and'} best: {shown}"
     return [pareto_chart(statement, points, list(results.variants), title, y_title, not info.higher_is_better, note)]
 
 
@@ -107,7 +113,7 @@ def scaling_section(results: StudyResults, rows: Sequence[Row], comparisons: Seq
     fits = power_laws(results) if not info.higher_is_better else {}
     charts = [
         band_chart(
-            "The difference from the baseline at each size",
+            "The difference at each size",
             bands,
             list(results.variants),
             FLOPS,
@@ -146,6 +152,7 @@ def trend_rows(results: StudyResults, comparisons: Sequence[Comparison]) -> list
     """By how much each variant's difference in the deciding measure changes per tenfold compute."""
     deciding = next(iter(results.measures))
     compute = _compute_by_size(results)
+    pairs = references(results)
     values = {
         (found.variant, found.size, found.seed): found.value
         for found in results.measurements
@@ -155,7 +162,7 @@ def trend_rows(results: StudyResults, comparisons: Sequence[Comparison]) -> list
     for variant in dict.fromkeys(comparison.variant for comparison in comparisons):
         by_seed: dict[int, dict[float, float]] = {}
         for (name, size, seed), value in values.items():
-            base = values.get((results.baseline, size, seed))
+            base = values.get((pairs[variant], size, seed))
             if name == variant and base is not None and size in compute:
                 by_seed.setdefault(seed, {})[compute[size]] = value - base
         trend = difference_trend(by_seed)

@@ -15,7 +15,10 @@ from bertblocks.reports.table_files import csv_table, latex_table, markdown_tabl
 
 Row = dict[str, Any]
 #: The columns of the tables for people, and how they are aligned.
-COLUMNS = {"variant": "l", "measure": "l", "verdict": "l", "difference": "r", "95%": "r", "Holm's p": "r", "scale": "l"}
+COLUMNS = {
+    **{"variant": "l", "against": "l", "measure": "l", "verdict": "l", "difference": "r", "95%": "r", "Holm's p": "r"},
+    **{"seeds": "r", "scale": "l"},
+}
 
 
 def scale_of(results: StudyResults, size: str | None) -> str:
@@ -41,6 +44,7 @@ def comparison_rows(results: StudyResults, comparisons: Sequence[Comparison]) ->
         is_judged = found.verdict is not None
         row: Row = {
             "variant": found.variant,
+            "against": found.reference,
             "size": found.size,
             "measure": found.measure,
             "verdict": found.verdict,
@@ -57,7 +61,7 @@ def comparison_rows(results: StudyResults, comparisons: Sequence[Comparison]) ->
             "bootstrap_high": bootstrap_high,
             "effect_size": found.effect_size,
             "detectable": found.detectable(alpha / family) if is_judged else None,
-            "baseline_mean": found.baseline_mean,
+            "against_mean": found.reference_mean,
             "variant_mean": found.variant_mean,
             "seeds": found.seeds,
             "paired": found.is_paired,
@@ -122,7 +126,8 @@ def _cells(row: Row) -> list[str]:
     interval = "" if row["low"] is None else f"{row['low']:+.4g} to {row['high']:+.4g}"
     difference = "" if row["difference"] is None else f"{row['difference']:+.4g}"
     p = "" if row["holm_p"] is None else write_p(row["holm_p"])
-    return [name_of(row), row["measure"], row["verdict"] or "", difference, interval, p, row["scale"]]
+    texts = [name_of(row), row["against"], row["measure"], row["verdict"] or "", difference, interval, p]
+    return [*texts, str(row["seeds"]), row["scale"]]
 
 
 def write_p(p: float) -> str:

@@ -148,6 +148,20 @@ def test_many_seeds_give_the_multi_bootstrap_the_same_interval() -> None:
     assert bootstrap == pytest.approx(exact, abs=0.1 * (exact[1] - exact[0]))
 
 
+def test_three_seeds_are_too_few_for_the_multi_bootstrap_and_enough_for_the_interval() -> None:
+    """Without a true difference, where seeds differ more than examples."""
+    misses = {"bootstrap": 0, "interval": 0}
+    for number in range(300):
+        values = 0.05 * GENERATOR.standard_normal((3, 1)) + 0.1 * GENERATOR.standard_normal((3, 30))
+        for name, (low, high) in (
+            ("bootstrap", multi_bootstrap(np.zeros((3, 30)), values, samples=300, seed=number)),
+            ("interval", paired_difference(np.zeros((3, 30)), values).interval()),
+        ):
+            misses[name] += low > 0 or high < 0
+    assert misses["bootstrap"] > 0.1 * 300
+    assert misses["interval"] <= 0.09 * 300
+
+
 def test_paired_seeds_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="2 and 3"):
         multi_bootstrap(np.ones((2, 4)), np.ones((3, 4)))

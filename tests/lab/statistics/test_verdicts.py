@@ -161,6 +161,18 @@ def test_seeds_that_are_not_shared_are_compared_unpaired() -> None:
     assert comparison.bootstrap() is not None
 
 
+def test_the_steps_of_a_ladder_are_compared_with_those_before() -> None:
+    results = simulate({"a": -0.5, "b": -1.0, "c": -0.7})
+    ladder = replace(results, settings={"design": "ladder"})
+    found = {comparison.variant: comparison for comparison in judge(ladder)}
+    assert {name: comparison.reference for name, comparison in found.items()} == {"a": "baseline", "b": "a", "c": "b"}
+    assert {name: comparison.verdict for name, comparison in found.items()} == {"a": BETTER, "b": BETTER, "c": WORSE}
+    assert found["c"].difference.value == pytest.approx(0.3, abs=0.1)
+    stopped = judge(replace(ladder, settings={"design": "ladder", "stopped": ["b"]}))
+    assert [comparison.verdict for comparison in stopped] == [BETTER, UNDECIDED, UNDECIDED]
+    assert "b, with which it is compared, stopped early" in stopped[2].reason
+
+
 def test_weights_change_the_difference() -> None:
     results = simulate({"bad": 0.0}, seeds=3, examples=2, noise=0.0)
     scores = {"baseline": np.array([1.0, 1.0]), "bad": np.array([1.0, 3.0])}
@@ -175,4 +187,4 @@ def test_a_comparison_states_what_it_could_have_found() -> None:
     comparison = only(simulate({"same": 0.0}, seeds=4, noise=0.0))
     spread = float(np.std(comparison.by_seed, ddof=1))
     assert comparison.detectable() == pytest.approx(minimum_detectable_effect(spread, 4), rel=1e-3)
-    assert comparison.relative == pytest.approx(comparison.difference.value / comparison.baseline_mean)
+    assert comparison.relative == pytest.approx(comparison.difference.value / comparison.reference_mean)

@@ -15,8 +15,8 @@ def multi_bootstrap(
 ) -> tuple[float, float]:
     """The 95% percentile interval of the mean of variant - baseline, both `[seeds, examples]`.
 
-    Both variants see the same resample of examples, and the same resample of seeds if the seeds are paired. With fewer
-    than about twenty seeds the interval is too narrow: three seeds have only ten different resamples.
+    Both variants see the same resample of examples, and the same resample of seeds if the seeds are paired. Where
+    seeds differ more than examples, few of them make the interval too narrow: three seeds have ten different resamples.
     """
     if paired and len(baseline) != len(variant):
         raise ValueError(f"Paired variants need the same seeds, but there are {len(baseline)} and {len(variant)}.")
@@ -27,7 +27,7 @@ def multi_bootstrap(
     for start in range(0, samples, BLOCK):
         size = min(BLOCK, samples - start)
         drawn = generator.multinomial(examples, shares, size) / examples  # [resamples, examples]
-        base_seeds, variant_seeds = _seed_shares(generator, len(baseline), size), None
+        base_seeds = _seed_shares(generator, len(baseline), size)
         variant_seeds = base_seeds if paired else _seed_shares(generator, len(variant), size)
         found.append(
             np.einsum("rs,rs->r", variant_seeds, drawn @ variant.T)

@@ -1,8 +1,8 @@
 """Verdicts: is a variant better or worse than the baseline, or does the study not tell?
 
-The first measure decides. Its comparisons with the baseline, over all variants and sizes, are the family that Holm's
-correction covers: in a study without any true difference, 5% at most have any verdict but "undecided". Other measures
-come with intervals and without verdicts.
+The first measure decides. Its comparisons, over all variants and sizes, are the family that Holm's correction covers:
+of studies without any true difference, 5% at most have any verdict but "undecided". Other measures come with intervals
+and without verdicts. In a ladder, where each variant adds a change, each is compared with the one before it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant against the baseline on one measure at one size."""
+    """A variant against its reference, the baseline or the step before, on one measure at one size."""
 
     variant: str
+    reference: str
     size: str | None
     measure: str
     #: The seeds that count, and whether the variants share them.
     seeds: int
     is_paired: bool
-    baseline_mean: float
+    reference_mean: float
     variant_mean: float
     difference: Estimate
     #: The differences of the seeds, if they are paired.
@@ -61,8 +62,8 @@ class Comparison:
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the baseline."""
-        return self.difference.value / abs(self.baseline_mean) if self.baseline_mean else math.nan
+        """The difference as a share of the reference."""
+        return self.difference.value / abs(self.reference_mean) if self.reference_mean else math.nan
 
     @property
     def effect_size(self) -> float | None:
@@ -108,21 +109,25 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], 
 
 
 def judge(results: StudyResults, alpha: float | None = None) -> list[Comparison]:
-    """Compares every variant with the baseline on every measure; those of the first measure get verdicts.
+    """Compares every variant with its reference on every measure; those of the first measure get verdicts.
 
     `alpha` is the rate of false verdicts over the family. Default: the study's own level.
     """
     alpha = alpha or results.settings.get("level", ALPHA)
     sizes = list(dict.fromkeys([trial.size for trial in results.trials] + [size for _, _, size in results.missing]))
-    others = [name for name in results.variants if name != results.baseline]
+    pairs = references(results)
     by_key: dict[tuple[str, str, str | None], list[Measurement]] = {}
     for found in results.measurements:
         by_key.setdefault((found.measure, found.variant, found.size), []).append(found)
     compared = [
-        _compare(results, name, size, measure, *(by_key.get((measure, n, size), []) for n in (results.baseline, name)))
+        _compare(
+            results,
+            Comparison(name, reference, size, measure, 0, True, math.nan, math.nan, Estimate(math.nan), ()),
+            *(by_key.get((measure, one, size), []) for one in (reference, name)),
+        )
         for measure in results.measures
         for size in sizes
-        for name in others
+        for name, reference in pairs.items()
     ]
     deciding = next(iter(results.measures), "")
     family = [comparison for comparison in compared if comparison.measure == deciding]
@@ -136,42 +141,42 @@ def judge(results: StudyResults, alpha: float | None = None) -> list[Comparison]
     return judged + rest
 
 
+def references(results: StudyResults) -> dict[str, str]:
+    """The variant with which each one is compared: the baseline or, in a ladder, the one before it."""
+    names = list(results.variants)
+    if results.settings.get("design") == "ladder":
+        return dict(zip(names[1:], names, strict=False))
+    return {name: results.baseline for name in names if name != results.baseline}
+
+
 def _compare(
-    results: StudyResults,
-    name: str,
-    size: str | None,
-    measure: str,
-    baseline: Sequence[Measurement],
-    variant: Sequence[Measurement],
+    results: StudyResults, empty: Comparison, reference: Sequence[Measurement], variant: Sequence[Measurement]
 ) -> Comparison:
-    reason = _why_not(results, name, size, [*baseline, *variant])
-    early = {(t.variant, t.seed) for t in results.trials if t.stopped_early and t.size == size}
+    """Fills an empty comparison with what the seeds of both say."""
+    reason = _why_not(results, empty, [*reference, *variant])
+    early = {(t.variant, t.seed) for t in results.trials if t.stopped_early and t.size == empty.size}
     base, other = (
         {
             found.seed: found
             for found in group
             if math.isfinite(found.value) and (found.variant, found.seed) not in early
         }
-        for group in (baseline, variant)
+        for group in (reference, variant)
     )
     shared = sorted(base.keys() & other.keys())
     is_paired = len(shared) > 1 or not (len(base) > 1 and len(other) > 1)
     first = [base[seed] for seed in (shared if is_paired else sorted(base))]
     second = [other[seed] for seed in (shared if is_paired else sorted(other))]
     if not first or not second:
-        unknown = Estimate(math.nan)
-        return Comparison(name, size, measure, 0, True, math.nan, math.nan, unknown, (), reason=reason)
+        return replace(empty, reason=reason)
     scores = _scores(first, second)
     estimate = (paired_difference if is_paired else unpaired_difference)(*scores)
-    means = [float(np.mean([found.value for found in group])) for group in (first, second)]
-    return Comparison(
-        variant=name,
-        size=size,
-        measure=measure,
+    return replace(
+        empty,
         seeds=min(len(first), len(second)),
         is_paired=is_paired,
-        baseline_mean=means[0],
-        variant_mean=means[1],
+        reference_mean=float(np.mean([found.value for found in first])),
+        variant_mean=float(np.mean([found.value for found in second])),
         difference=estimate,
         by_seed=tuple(b.value - a.value for a, b in zip(first, second, strict=True)) if is_paired else (),
         scores=scores,
@@ -193,12 +198,15 @@ def _scores(*groups: Sequence[Measurement]) -> tuple[Array, Array]:
     return first, second
 
 
-def _why_not(results: StudyResults, variant: str, size: str | None, found: Sequence[Measurement]) -> str:
+def _why_not(results: StudyResults, compared: Comparison, found: Sequence[Measurement]) -> str:
     """Why a comparison cannot have a verdict yet. Verdicts before the planned seeds have run would be too many."""
-    names = (results.baseline, variant)
+    names, size = (compared.reference, compared.variant), compared.size
     early = [trial.variant for trial in results.trials if trial.stopped_early and trial.size == size]
-    if variant in [*early, *results.settings.get("stopped", [])]:
+    stopped = [*early, *results.settings.get("stopped", [])]
+    if compared.variant in stopped:
         return "stopped early, because it could no longer win"
+    if compared.reference in stopped:
+        return f"{compared.reference}, with which it is compared, stopped early"
     failed = [(name, why) for name, _, at, why in results.failures if name in names and at == size]
     if failed:
         return f"{len(failed)} of its trials failed, the first of {failed[0][0]}: {failed[0][1]}"
