@@ -141,6 +141,23 @@ def test_headlines_of_sizes_and_of_unfinished_studies(sized: StudyResults) -> No
     assert headline(single, judge(single)) == "Undecided: one seed does not show how much seeds differ"
 
 
+def test_main_effects_are_reported(tmp_path: Path) -> None:
+    results = simulate({"post+rope": -0.5, "pre+learned": 0.0, "pre+rope": -0.5})
+    names = {"baseline": "post+learned"}
+    renamed = replace(
+        results,
+        baseline="post+learned",
+        variants={names.get(name, name): keys for name, keys in results.variants.items()},
+        measurements=[replace(m, variant=names.get(m.variant, m.variant)) for m in results.measurements],
+        settings={"design": "factorial"},
+    )
+    assert "Main effects" in write(renamed, tmp_path)
+    effects = {row["level"]: row for row in summarize(renamed)["main_effects"]}
+    assert effects["rope"]["interval"][1] < 0
+    assert effects["pre"]["interval"][0] < 0 < effects["pre"]["interval"][1]
+    assert "Main effects" not in write(results, tmp_path)
+
+
 def test_trends_and_power_laws_are_reported(sized: StudyResults) -> None:
     summary = summarize(sized)
     trend = {row["variant"]: row for row in summary["trends_per_tenfold_compute"]}

@@ -23,6 +23,7 @@ from bertblocks.lab.report_scales import (
 )
 from bertblocks.lab.report_tables import Row, comparison_rows, name_of, rows_as_csv, trial_rows, write_p, write_tables
 from bertblocks.lab.results import StudyResults
+from bertblocks.lab.statistics.factorial import main_effects
 from bertblocks.lab.statistics.verdicts import ALPHA, BETTER, CHANCE, UNDECIDED, WORSE, Comparison, judge, references
 from bertblocks.reports.charts import Chart
 from bertblocks.reports.page import (
@@ -40,6 +41,10 @@ from bertblocks.reports.page import (
     write_page,
 )
 
+MAIN_EFFECTS = (
+    "A level against the first level of its factor, on average over all levels of the other factors. Intervals and p "
+    "values are not corrected for the number of factors."
+)
 #: Scores of single examples are part of the page's download up to this many.
 MOST_SCORES = 1_000_000
 
@@ -67,6 +72,17 @@ def summarize(results: StudyResults) -> dict[str, Any]:
         "deciding_measure": next(iter(results.measures)),
         "missing_trials": len(results.missing),
         "comparisons": comparison_rows(results, comparisons),
+        "main_effects": [
+            {
+                "level": effect.level,
+                "against": effect.reference,
+                "size": effect.size,
+                "difference": effect.difference.value,
+                "interval": _finite(effect.difference.interval()),
+                "p": effect.difference.p_value(),
+            }
+            for effect in main_effects(results)
+        ],
         "trends_per_tenfold_compute": trend_rows(results, comparisons),
         "power_laws": {
             name: {
@@ -140,6 +156,7 @@ def _page(results: StudyResults, comparisons: Sequence[Comparison], rows: Sequen
             if rows
             else Html(""),
         ),
+        _main_effects(results),
         section(
             "Quality, compute and speed", figures([*compute_charts(results), *pareto_charts(results)], has_hint=True)
         ),
@@ -217,6 +234,30 @@ def _verdict_table(rows: Sequence[Row]) -> Html:
             )
             for row in rows
         ],
+    )
+
+
+def _main_effects(results: StudyResults) -> Html:
+    effects = main_effects(results)
+    has_sizes = any(effect.size is not None for effect in effects)
+    return section(
+        "Main effects of the factors",
+        table(
+            ["level", "against", *(["size"] if has_sizes else []), "difference", "95% from", "to", "p", "seeds"],
+            [
+                (
+                    effect.level,
+                    effect.reference,
+                    *([effect.size] if has_sizes else []),
+                    effect.difference.value,
+                    *_finite(effect.difference.interval()),
+                    write_p(effect.difference.p_value()),
+                    effect.seeds,
+                )
+                for effect in effects
+            ],
+        ),
+        paragraph(MAIN_EFFECTS if effects else "", "quiet"),
     )
 
 

@@ -169,7 +169,7 @@ def _compare(
     second = [other[seed] for seed in (shared if is_paired else sorted(other))]
     if not first or not second:
         return replace(empty, reason=reason)
-    scores = _scores(first, second)
+    scores = stack_scores(first, second)
     estimate = (paired_difference if is_paired else unpaired_difference)(*scores)
     return replace(
         empty,
@@ -185,7 +185,7 @@ def _compare(
     )
 
 
-def _scores(*groups: Sequence[Measurement]) -> tuple[Array, Array]:
+def stack_scores(*groups: Sequence[Measurement]) -> tuple[Array, Array]:
     """The scores of both variants: `[seeds, examples]`, or `[seeds]` if some trial has no examples."""
     lengths = {None if found.examples is None else len(found.examples) for group in groups for found in group}
     if None in lengths or len(lengths) > 1:
