@@ -152,9 +152,7 @@ def _page(results: StudyResults, comparisons: Sequence[Comparison], rows: Sequen
             figures([_forest(results, comparisons)] if judged else [], is_wide=True),
             _verdict_table(judged),
             _meaning(results, len(judged)),
-            section("All numbers", table([label(key) for key in rows[0]], _cells(rows)), is_folded=True)
-            if rows
-            else Html(""),
+            section("All numbers", _number_table(rows), is_folded=True),
         ),
         _main_effects(results),
         section(
@@ -230,7 +228,7 @@ def _verdict_table(rows: Sequence[Row]) -> Html:
                 None if row["effect_size"] is None else round(row["effect_size"], 2),
                 row["seeds"],
                 row["detectable"],
-                *([row["reason"]] if has_reasons else []),
+                *([row["reason"].replace(CHANCE, "")] if has_reasons else []),
             )
             for row in rows
         ],
@@ -261,8 +259,13 @@ def _main_effects(results: StudyResults) -> Html:
     )
 
 
-def _cells(rows: Sequence[Row]) -> list[list[Any]]:
-    return [["" if value is None else value for value in row.values()] for row in rows]
+def _number_table(rows: Sequence[Row]) -> Html:
+    hidden = ("size", "reason", "scale")
+    columns = (
+        [key for key in rows[0] if key not in hidden and any(row[key] is not None for row in rows)] if rows else []
+    )
+    cells = [[name_of(row), *(row[key] for key in columns[1:])] for row in rows]
+    return table(list(map(label, columns)), cells)
 
 
 def _meaning(results: StudyResults, family: int) -> Html:
