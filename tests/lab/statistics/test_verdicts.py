@@ -175,12 +175,25 @@ def test_the_steps_of_a_ladder_are_compared_with_those_before() -> None:
 
 def test_weights_change_the_difference() -> None:
     results = simulate({"bad": 0.0}, seeds=3, examples=2, noise=0.0)
-    scores = {"baseline": np.array([1.0, 1.0]), "bad": np.array([1.0, 3.0])}
-    found = [
-        replace(m, examples=scores[m.variant] + 0.01 * m.seed * (m.variant == "bad"), weights=np.array([3.0, 1.0]))
-        for m in results.measurements
-    ]
-    assert only(replace(results, measurements=found)).difference.value == pytest.approx(0.5 + 0.01)
+    found = []
+    for m in results.measurements:
+        scores = np.array([1.0, 1.0]) if m.variant == "baseline" else np.array([1.0, 3.0]) + 0.01 * m.seed
+        value = (3 * scores[0] + scores[1]) / 4
+        found.append(replace(m, value=value, examples=scores, weights=np.array([3.0, 1.0])))
+    comparison = only(replace(results, measurements=found))
+    assert comparison.difference.value == pytest.approx(0.5 + 0.01)
+    assert comparison.scores[0].ndim == 2
+
+
+def test_examples_that_do_not_explain_the_value_do_not_count() -> None:
+    results = simulate({"bad": 0.1})
+    part = [replace(m, examples=m.examples[:7]) for m in results.measurements]
+    without = [replace(m, examples=None) for m in results.measurements]
+    some = [m if m.seed else replace(m, examples=None) for m in results.measurements]
+    expected = only(replace(results, measurements=without)).difference
+    assert only(replace(results, measurements=part)).difference == expected
+    assert only(replace(results, measurements=some)).difference == expected
+    assert expected.value == pytest.approx(only(results).difference.value)
 
 
 def test_a_comparison_states_what_it_could_have_found() -> None:

@@ -186,16 +186,25 @@ def _compare(
 
 
 def stack_scores(*groups: Sequence[Measurement]) -> tuple[Array, Array]:
-    """The scores of both variants: `[seeds, examples]`, or `[seeds]` if some trial has no examples."""
-    lengths = {None if found.examples is None else len(found.examples) for group in groups for found in group}
-    if None in lengths or len(lengths) > 1:
-        first, second = (np.array([found.value for found in group]) for group in groups)
+    """The scores of both variants: `[seeds, examples]`, or `[seeds]` unless all trials have examples that explain them.
+
+    Scores of a part of the examples, or of others than those of the value, would be another measure.
+    """
+    rows = [[_example_scores(found) for found in group] for group in groups]
+    lengths = {None if row is None else len(row) for side in rows for row in side}
+    if len(lengths) == 1 and None not in lengths:
+        first, second = (np.stack([row for row in side if row is not None]) for side in rows)
     else:
-        first, second = (
-            np.stack([linearized(found.examples, found.weights) for found in group if found.examples is not None])
-            for group in groups
-        )
+        first, second = (np.array([found.value for found in group]) for group in groups)
     return first, second
+
+
+def _example_scores(found: Measurement) -> Array | None:
+    """The scores of a trial's examples, if their mean is its value."""
+    if found.examples is None or len(found.examples) < 2:
+        return None
+    scores = linearized(found.examples, found.weights)
+    return scores if np.isclose(scores.mean(), found.value, rtol=1e-5, atol=1e-9) else None
 
 
 def _why_not(results: StudyResults, compared: Comparison, found: Sequence[Measurement]) -> str:
