@@ -85,6 +85,25 @@ def test_diverged_runs_do_not_count() -> None:
         fit_learning_rate([(1.0, math.inf)])
 
 
+def test_a_rate_that_nearly_diverged_does_not_move_the_minimum() -> None:
+    points = [(1e-4, 3.5), (3e-4, 3.2), (1e-3, 3.05), (3e-3, 3.1), (1e-2, 6.9)]
+    square, linear, _ = np.polyfit(np.log10([rate for rate, _ in points]), [loss for _, loss in points], 2)
+    assert 10 ** (-linear / (2 * square)) < 6e-4  # with all five, the minimum would be far from the best two
+    fit = fit_learning_rate(points)
+    assert 1e-3 < fit.chosen < 3e-3
+    assert "without 0.01" in fit.remark
+    assert fit_learning_rate([*points, (3e-2, 7.5)]).chosen == pytest.approx(fit.chosen)
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 9])
+def test_no_rate_of_a_parabola_is_left_out(count: int) -> None:
+    rates = learning_rates(1e-4, 1e-2, count)
+    for best in np.geomspace(1e-5, 1e-1, 200):
+        fit = fit_learning_rate([(rate, math.log10(rate / best) ** 2) for rate in rates])
+        assert "without" not in fit.remark
+        assert fit.chosen == pytest.approx(min(max(best, 1e-4), 1e-2), rel=1e-6)
+
+
 def test_designs_have_equal_ratios() -> None:
     ratios = np.array(RATES[1:]) / np.array(RATES[:-1])
     assert ratios == pytest.approx([10**0.5] * 4, rel=1e-4)
