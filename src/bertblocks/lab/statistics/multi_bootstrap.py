@@ -21,21 +21,21 @@ def multi_bootstrap(
     if paired and len(baseline) != len(variant):
         raise ValueError(f"Paired variants need the same seeds, but there are {len(baseline)} and {len(variant)}.")
     generator = np.random.default_rng(seed)
-    examples = baseline.shape[1]
-    shares = np.full(examples, 1 / examples)
     found = []
     for start in range(0, samples, BLOCK):
         size = min(BLOCK, samples - start)
-        drawn = generator.multinomial(examples, shares, size) / examples  # [resamples, examples]
-        base_seeds = _seed_shares(generator, len(baseline), size)
-        variant_seeds = base_seeds if paired else _seed_shares(generator, len(variant), size)
+        examples = _shares(generator, baseline.shape[1], size)
+        base_seeds = _shares(generator, len(baseline), size)
+        variant_seeds = base_seeds if paired else _shares(generator, len(variant), size)
         found.append(
-            np.einsum("rs,rs->r", variant_seeds, drawn @ variant.T)
-            - np.einsum("rs,rs->r", base_seeds, drawn @ baseline.T)
+            np.einsum("rs,rs->r", variant_seeds, examples @ variant.T)
+            - np.einsum("rs,rs->r", base_seeds, examples @ baseline.T)
         )
     low, high = np.percentile(np.concatenate(found), [2.5, 97.5])
     return float(low), float(high)
 
 
-def _seed_shares(generator: np.random.Generator, seeds: int, size: int) -> Array:
-    return generator.multinomial(seeds, np.full(seeds, 1 / seeds), size) / seeds
+def _shares(generator: np.random.Generator, count: int, size: int) -> Array:
+    """How often each of `count` things is drawn with replacement, as a share: `[size, count]`."""
+    drawn = generator.integers(0, count, (size, count))
+    return np.stack([np.bincount(row, minlength=count) for row in drawn]) / count
