@@ -222,3 +222,8 @@ def test_pages_have_no_problem_in_a_browser(one: StudyResults, sized: StudyResul
                 assert browser.open(page, width, mode) == []
                 drawn = "[...document.querySelectorAll('figure .view')].every((view) => view.querySelector('svg'))"
                 assert browser.evaluate(drawn)
+        browser.open(tmp_path / "one" / "report.html")
+        ticks = "[...document.querySelectorAll('.charts:not(.wide) figure')][0].querySelector('svg').textContent"
+        before = browser.evaluate(ticks)
+        browser.evaluate("document.querySelector('input[type=radio][value=seconds]').click()")
+        assert browser.evaluate(f"new Promise((done) => setTimeout(() => done({ticks}), 200))") != before

@@ -130,6 +130,8 @@ class Band:
     #: (x, y, low, high)
     points: Sequence[tuple[float, float, float, float]]
     label: str = ""
+    #: What x counts, if the reader can choose it.
+    axis: str = ""
 
 
 def band_chart(
@@ -143,9 +145,16 @@ def band_chart(
     zero_line: bool = False,
     note: str = "",
 ) -> Chart:
-    """Lines over a logarithmic x axis with ranges around them, and single (series, x, y) dots."""
+    """Lines over a logarithmic x axis with ranges around them, and single (series, x, y) dots.
+
+    If bands have several axes, the reader chooses which of them to see.
+    """
+    axes = list(dict.fromkeys(band.axis for band in bands))
     rows = [
-        {"series": band.series, "line": band.label or band.series, "x": x, "y": y, "low": low, "high": high}
+        {
+            **{"series": band.series, "line": band.label or band.series, "axis": band.axis},
+            **{"x": x, "y": y, "low": low, "high": high},
+        }
         for band in bands
         for x, y, low, high in band.points
         if math.isfinite(y)
@@ -195,6 +204,9 @@ def band_chart(
         layers.append({"data": {"values": [{}]}, "mark": rule, "encoding": {"y": {**y, "datum": 0}}})
     description = f"{title}: {', '.join(names)} by {x_title}"
     spec = {"description": description, "data": {"values": rows}, **FILL, "height": 300, "layer": layers}
+    if len(axes) > 1:
+        spec["params"] = [{"name": "axis", "value": axes[0], "bind": {"input": "radio", "options": axes, "name": "by"}}]
+        spec["transform"] = [{"filter": "datum.axis === axis"}]
     return Chart(title, spec, note=note)
 
 

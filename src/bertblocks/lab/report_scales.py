@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertblocks.lab.report_charts import Band, Point, band_chart, pareto_chart, pareto_front, rate_chart
 from bertblocks.lab.report_tables import Row
-from bertblocks.lab.results import LearningRateSearch, StudyResults, TrialRecord
+from bertblocks.lab.results import CurvePoint, LearningRateSearch, StudyResults, TrialRecord
 from bertblocks.lab.statistics.learning_rate import LearningRateFit, fit_learning_rate
 from bertblocks.lab.statistics.scaling import PowerLaw, difference_trend, fit_power_law
 from bertblocks.lab.statistics.verdicts import Comparison, references
@@ -31,26 +31,32 @@ def label(measure: str) -> str:
 
 
 def compute_charts(results: StudyResults) -> list[Chart]:
-    """The held-out loss during training against the compute so far: means of seeds, with their range."""
-    groups: dict[tuple[str, str | None], dict[int, list[tuple[float, float]]]] = {}
+    """The held-out loss during training by compute, tokens or time so far: means of seeds, with their range."""
+    groups: dict[tuple[str, str | None], dict[int, list[CurvePoint]]] = {}
     for trial in results.trials:
         steps = groups.setdefault((trial.variant, trial.size), {})
         for point in trial.curve:
-            steps.setdefault(point.step, []).append((point.flops, point.loss))
-    bands = []
-    for (variant, size), steps in groups.items():
-        points = []
-        for _, values in sorted(steps.items()):
-            flops, losses = np.array(values).T
-            if flops.mean() > 0:
-                points.append((float(flops.mean()), float(losses.mean()), float(losses.min()), float(losses.max())))
-        bands.append(Band(variant, points, variant if size is None else f"{variant} at {size}"))
+            steps.setdefault(point.step, []).append(point)
+    bands = [
+        Band(variant, _curve(steps, field), variant if size is None else f"{variant} at {size}", name)
+        for name, field in {"FLOPs": "flops", "tokens": "tokens", "seconds": "seconds"}.items()
+        for (variant, size), steps in groups.items()
+    ]
     if not any(band.points for band in bands):
         return []
     note = "Means of the seeds during training, with the range of the seeds. Learning rates fall towards the end."
-    return [
-        band_chart("Held-out loss against compute", bands, list(results.variants), FLOPS, "held-out loss", note=note)
-    ]
+    title, x_title = "Held-out loss against compute", "training so far"
+    return [band_chart(title, bands, list(results.variants), x_title, "held-out loss", note=note)]
+
+
+def _curve(steps: Mapping[int, Sequence[CurvePoint]], field: str) -> list[tuple[float, float, float, float]]:
+    """The mean loss over what `field` counts, with the lowest and the highest of the seeds."""
+    points = []
+    for _, found in sorted(steps.items()):
+        x, losses = float(np.mean([getattr(point, field) for point in found])), [point.loss for point in found]
+        if x > 0:
+            points.append((x, float(np.mean(losses)), min(losses), max(losses)))
+    return points
 
 
 def pareto_charts(results: StudyResults) -> list[Chart]:
