@@ -114,17 +114,17 @@ def headline(results: StudyResults, comparisons: Sequence[Comparison]) -> str:
     if not groups[BETTER] and not groups[WORSE]:
         reason = next((found.reason for found in judged if found.reason == CHANCE), judged[0].reason)
         if reason == CHANCE:
-            reason = f"no difference from {_reference(results)} in {label(deciding)} is beyond chance"
+            reason = f"no difference from {compared_with(results)} in {label(deciding)} is beyond chance"
         return f"{'So far undecided' if results.missing else 'Undecided'}: {reason}"
     parts: list[str] = []
     for verdict in (BETTER, WORSE, UNDECIDED):
         if names := groups[verdict]:
-            against = f" than {_reference(results)} in {label(deciding)}" if not parts else ""
+            against = f" than {compared_with(results)} in {label(deciding)}" if not parts else ""
             parts.append(f"{_list(names)} {'is' if len(names) == 1 else 'are'} {verdict}{against}")
     return ("So far: " if results.missing else "") + ", ".join(parts)
 
 
-def _reference(results: StudyResults) -> str:
+def compared_with(results: StudyResults) -> str:
     """What the variants are compared with."""
     found = list(dict.fromkeys(references(results).values()))
     return "the step before" if len(found) > 1 else found[0] if found else "the baseline"
@@ -202,7 +202,7 @@ def _forest(results: StudyResults, comparisons: Sequence[Comparison]) -> Chart:
     counts = {verdict: sum(effect.verdict == verdict for effect in effects) for verdict in (BETTER, WORSE, UNDECIDED)}
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     note = (
-        f"Differences from {_reference(results)}. Thick lines are 95% intervals. Thin lines are those of the tests, "
+        f"Differences from {compared_with(results)}. Thick lines are 95% intervals. Thin lines are those of the tests, "
         "wider if there are several; a verdict needs one that does not reach 0. Ticks are single seeds."
     )
     return forest_chart(
