@@ -31,6 +31,7 @@ ROOMS = [
     "bulk",
     "training",
     "evaluation",
+    "lab",
     "flax",
     "cli",
 ]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bertblocks import __version__
-from bertblocks.cli import data, tokenizer
+from bertblocks.cli import data, lab, tokenizer
 from bertblocks.cli.answer import answer
 from bertblocks.cli.bulk import bulk
 from bertblocks.cli.classify import classify
@@ -60,6 +60,7 @@ for command in (pretrain, plan, schema, convert, quantize, merge, families, pres
     app.command()(command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
+app.add_typer(lab.app, name="lab")
 
 
 def _show_version(wanted: bool) -> None:

@@ -208,6 +208,22 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
     key, equals, text = assignment.partition("=")
     if not equals or not key:
         raise RecipeError(f"{short_repr(assignment)} is not an override; write key.sub=value.")
+    set_value(schema, values, key, parse_value(text, assignment), assignment)
+
+
+def set_value(schema: type[BaseModel], values: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    """Sets the value of a key such as `optimizer.lr`. A missing section starts from the schema's default.
+
+    Example:
+        >>> class Shape(Section):
+        ...     radius: float = 1.0
+        >>> class Drawing(Section):
+        ...     shape: Shape = Shape()
+        >>> values = {}
+        >>> set_value(Drawing, values, "shape.radius", 2.0, "a test")
+        >>> values
+        {'shape': {'radius': 2.0}}
+    """
     place: Any = values
     *parents, last = key.split(".")
     if parents and parents[0] not in values and parents[0] in schema.model_fields:
@@ -216,8 +232,8 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
     for name in parents:
         place = place.setdefault(name, {}) if isinstance(place, dict) else place[_index(place, name, key)]
         if not isinstance(place, (dict, list)):
-            raise RecipeError(f"{short_repr(assignment)}: {name} is {short_repr(place)}, which does not have keys.")
-    place[last if isinstance(place, dict) else _index(place, last, key)] = parse_value(text, assignment)
+            raise RecipeError(f"{short_repr(origin)}: {name} is {short_repr(place)}, which does not have keys.")
+    place[last if isinstance(place, dict) else _index(place, last, key)] = value
 
 
 def _index(place: list[Any], name: str, key: str) -> int:

@@ -124,22 +124,7 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
 
     Texts are the lines of a .txt file or the text column of a table. Long texts are split, not truncated.
     """
-    predictor = load_language_model(model, int8)
-    tokenizer = TextTokenizer(predictor.tokenizer)
-    capacity = predictor.max_length - tokenizer.num_special()
-    mask = mask_id(predictor)
-    sums, counts = [], []
-    for tokens in tokenizer.tokenize(_read_texts(data)):
-        total = 0.0
-        for start in range(0, len(tokens.ids), capacity):
-            part = tokens.ids[start : start + capacity]
-            sequence = tokenizer.add_special_tokens(part)
-            positions = range(sequence.start, sequence.start + len(part))
-            ids = torch.tensor(sequence.ids)
-            total += float(pseudo_losses(predictor.model, ids, torch.tensor(positions), mask).sum())
-        sums.append(total)
-        counts.append(len(tokens.ids))
-    losses, sizes = np.array(sums), np.array(counts)
+    losses, sizes = pseudo_losses_of_texts(model, read_texts(data), int8)
     if not sizes.sum():
         raise DataError(f"{data}: the texts have no tokens.")
 
@@ -151,7 +136,30 @@ def pseudo_perplexity(model: str | Path, data: str | Path, int8: bool = False) -
     return Evaluation(str(model), scores, "pseudo_perplexity", len(sizes), score)
 
 
-def _read_texts(data: str | Path) -> list[str]:
+def pseudo_losses_of_texts(
+    model: str | Path, texts: Sequence[str], int8: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The summed loss and the number of tokens of each text, whose tokens are masked one at a time."""
+    predictor = load_language_model(model, int8)
+    tokenizer = TextTokenizer(predictor.tokenizer)
+    capacity = predictor.max_length - tokenizer.num_special()
+    mask = mask_id(predictor)
+    sums, counts = [], []
+    for tokens in tokenizer.tokenize(list(texts)):
+        total = 0.0
+        for start in range(0, len(tokens.ids), capacity):
+            part = tokens.ids[start : start + capacity]
+            sequence = tokenizer.add_special_tokens(part)
+            positions = range(sequence.start, sequence.start + len(part))
+            ids = torch.tensor(sequence.ids)
+            total += float(pseudo_losses(predictor.model, ids, torch.tensor(positions), mask).sum())
+        sums.append(total)
+        counts.append(len(tokens.ids))
+    return np.array(sums), np.array(counts)
+
+
+def read_texts(data: str | Path) -> list[str]:
+    """The lines of a .txt file that are not empty, or the text column of a table."""
     path = Path(data)
     if path.suffix == ".txt" and path.is_file():
         return [line for line in read_text(path).splitlines() if line.strip()]
@@ -175,7 +183,7 @@ def needle(
     for length in lengths:
         if length > predictor.max_length:
             raise DataError(f"lengths has {length}; {model} reads at most {predictor.max_length} tokens.")
-    filler = FILLER if data is None else [f"{text.rstrip('.')}." for text in _read_texts(data)]
+    filler = FILLER if data is None else [f"{text.rstrip('.')}." for text in read_texts(data)]
     words = find_words(tokenizer)
     fills = isinstance(predictor.model, LanguageModel)
     mask = mask_id(predictor) if fills else None

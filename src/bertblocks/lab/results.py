@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertblocks.core.storage import atomic_file, read_json, write_json
+from bertblocks.core.storage import read_json, write_json
 
 #: The file of a study folder that describes the study, and its folder of trials.
 STUDY_FILE, TRIALS = "study.json", "trials"
-#: The files of a finished trial. The first is written last and completes it.
-TRIAL_FILE, EXAMPLES_FILE = "trial.json", "examples.npz"
+#: In the folder of a trial: what was recorded when it was trained, why it failed, and the folder of its measurements.
+TRIAL_FILE, FAILURE_FILE, MEASURES = "trial.json", "failure.json", "measures"
 
 
 class CurvePoint(NamedTuple):
@@ -55,6 +56,16 @@ class TrialRecord:
     curve: list[CurvePoint]
     #: Whether it ended early because it could no longer win.
     stopped_early: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """One value of a measure, with the scores of single examples where there are any."""
+
+    measure: str
+    value: float
+    examples: NDArray[np.float64] | None = None
+    weights: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,15 +140,19 @@ class StudyResults:
         """Reads the finished trials of a study folder."""
         folder = Path(folder)
         study = read_json(folder / STUDY_FILE)
-        trials, measurements, missing = [], [], []
+        trials, measurements, missing, failures = [], [], [], []
         for planned in study["trials"]:
             place = folder / TRIALS / planned["folder"]
+            owner = (planned["variant"], planned["seed"], planned["size"])
+            if (place / FAILURE_FILE).is_file():
+                failures.append((*owner, read_json(place / FAILURE_FILE)["message"]))
             if not (place / TRIAL_FILE).is_file():
-                missing.append((planned["variant"], planned["seed"], planned["size"]))
+                missing.append(owner)
                 continue
-            trial, found = read_trial(place)
-            trials.append(trial)
-            measurements += found
+            trials.append(read_record(place))
+            for label, settings in study["sections"].items():
+                found = read_measurements(place / MEASURES / f"{label}.json", settings) or []
+                measurements += [Measurement(*owner, *vars(value).values()) for value in found]
         return cls(
             name=study["name"],
             description=study["description"],
@@ -153,43 +168,44 @@ class StudyResults:
                 for search in study["searches"]
             ],
             missing=missing,
+            failures=failures,
         )
 
 
-def write_trial(folder: Path, trial: TrialRecord, measurements: list[Measurement]) -> None:
-    """Writes what a trial measured. The trial is finished once `TRIAL_FILE` exists."""
-    arrays = {
-        f"{kind}.{found.measure}": values
-        for found in measurements
-        for kind, values in (("examples", found.examples), ("weights", found.weights))
-        if values is not None
-    }
-    with atomic_file(folder / EXAMPLES_FILE) as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    record = {**asdict(trial), "curve": [list(point) for point in trial.curve]}
-    write_json(folder / TRIAL_FILE, {"trial": record, "values": {found.measure: found.value for found in measurements}})
+def write_record(folder: Path, trial: TrialRecord) -> None:
+    """Records that a trial is trained."""
+    write_json(folder / TRIAL_FILE, {**asdict(trial), "curve": [list(point) for point in trial.curve]})
 
 
-def read_trial(folder: Path) -> tuple[TrialRecord, list[Measurement]]:
-    """What a finished trial measured."""
+def read_record(folder: Path) -> TrialRecord:
     values = read_json(folder / TRIAL_FILE)
-    curve = [CurvePoint(*point) for point in values["trial"].pop("curve")]
-    trial = TrialRecord(**values["trial"], curve=curve)
-    with np.load(folder / EXAMPLES_FILE) as arrays:
-        found = [
-            Measurement(
-                trial.variant,
-                trial.seed,
-                trial.size,
-                measure,
-                value,
-                arrays.get(f"examples.{measure}"),
-                arrays.get(f"weights.{measure}"),
-            )
-            for measure, value in values["values"].items()
-        ]
-    return trial, found
+    return TrialRecord(**{**values, "curve": [CurvePoint(*point) for point in values["curve"]]})
+
+
+def write_measurements(file: Path, settings: Mapping[str, Any], found: Sequence[Found]) -> None:
+    """Records what one section of measures found in a trial, with the section's own settings."""
+    values = [
+        {**vars(value), "examples": _as_list(value.examples), "weights": _as_list(value.weights)} for value in found
+    ]
+    write_json(file, {"settings": dict(settings), "found": values})
+
+
+def read_measurements(file: Path, settings: Mapping[str, Any]) -> list[Found] | None:
+    """What a section of measures found; None if it has not run with these settings."""
+    if not file.is_file():
+        return None
+    values = read_json(file)
+    if values["settings"] != dict(settings):
+        return None
+    return [
+        Found(one["measure"], one["value"], _as_array(one["examples"]), _as_array(one["weights"]))
+        for one in values["found"]
+    ]
 
 
 def _as_list(values: NDArray[np.float64] | None) -> list[float] | None:
     return None if values is None else values.tolist()
+
+
+def _as_array(values: list[float] | None) -> NDArray[np.float64] | None:
+    return None if values is None else np.array(values, dtype=np.float64)

@@ -13,7 +13,9 @@ from bertblocks.checkpoints.load import load
 from bertblocks.config import BertBlocksConfig
 from bertblocks.core.settings import RecipeError
 from bertblocks.core.storage import read_json
+from bertblocks.data.hashing import combine
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
+from bertblocks.nn.initialization import init_module
 from bertblocks.objectives import Objective
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.recipe import Recipe
@@ -54,7 +56,7 @@ def expected_config(recipe: Recipe) -> BertBlocksConfig:
 
 def check_model(plan: TrainingPlan) -> None:
     """Rejects a model that contradicts itself or its phases, before any text is read."""
-    _check_length(expected_config(plan.recipe), plan)
+    check_length(expected_config(plan.recipe), plan)
 
 
 def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertBlocksPreTrainedModel:
@@ -68,16 +70,38 @@ def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertB
         small, _ = load(recipe.model.grow_from, task=task)
         model = grow(small, build_config(recipe, tokenizer))
     else:
-        model = TASK_MODELS[task](build_config(recipe, tokenizer))
+        model = init_by_name(TASK_MODELS[task](build_config(recipe, tokenizer)), recipe.run.seed)
     if model.config.vocab_size < len(tokenizer):
         raise RecipeError(
             f"model.config.vocab_size is {model.config.vocab_size}; the tokenizer has {len(tokenizer)} tokens."
         )
-    _check_length(model.config, plan)
+    check_length(model.config, plan)
     return recipe.objective.prepare_model(model)
 
 
-def _check_length(config: BertBlocksConfig, plan: TrainingPlan) -> None:
+@torch.no_grad()
+def init_by_name(model: BertBlocksPreTrainedModel, seed: int) -> BertBlocksPreTrainedModel:
+    """Draws the weights of each module from a seed of its own, which depends on `seed` and the module's name.
+
+    So models that differ in some modules start with the same weights in all others, and runs with the same seed can be
+    compared in pairs.
+    """
+    drawn: list[torch.nn.Parameter] = []
+    for name, module in model.named_modules():
+        torch.manual_seed(int(combine("init", seed, name)[0]))
+        init_module(module, model.config)
+        for weight in module.parameters(recurse=False):
+            weight._is_hf_initialized = True  # type: ignore[attr-defined]  # a tied weight is drawn once
+            drawn.append(weight)
+    for weight in drawn:
+        if hasattr(weight, "_is_hf_initialized"):
+            del weight._is_hf_initialized
+    torch.manual_seed(seed)
+    return model
+
+
+def check_length(config: BertBlocksConfig, plan: TrainingPlan) -> None:
+    """Raises an error if a phase is longer than the model's texts can be."""
     longest = max(phase.length for phase in plan.phases)
     if config.max_position_embeddings < longest:
         raise RecipeError(

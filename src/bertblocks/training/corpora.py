@@ -64,7 +64,7 @@ def prepare_corpus(recipe: Recipe, world: World, progress: Progress) -> Tokenize
     streamed = {source.name: _open_parts(recipe, source, tokenizer, folder) for source in sources if source.stream}
     stores = {source.name: TokenStore(_token_folder(recipe, source, folder)) for source in sources}
     parts = {name: store.split() for name, store in stores.items()}
-    distinct = {_owner_name(recipe, source): parts[source.name][1] for source in sources}
+    distinct = {owner_name(recipe, source): parts[source.name][1] for source in sources}
     held_out = [subset for subset in distinct.values() if len(subset)]
     if not held_out:
         raise RecipeError("No texts are held out for evaluation; raise corpus.held_out or provide more texts.")
@@ -80,7 +80,7 @@ def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedToken
 
 
 def _token_folder(recipe: Recipe, source: CorpusSource, folder: Path) -> Path:
-    return Path(source.tokens) if source.tokens else folder / _owner_name(recipe, source)
+    return Path(source.tokens) if source.tokens else folder / owner_name(recipe, source)
 
 
 def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
@@ -98,7 +98,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     named = _named_tokenizer(recipe) if is_new else None  # before texts are gathered: a wrong name is found at once
     corpora: dict[str, Corpus] = {}
     for source in settings.sources:
-        owner = _owner_name(recipe, source)
+        owner = owner_name(recipe, source)
         if owner not in corpora and not source.tokens:
             if source.builtin and not (folder / "docstrings.jsonl").is_file():
                 progress.print("Collecting the docstrings of Python and the installed packages.")
@@ -141,7 +141,7 @@ def _check_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         )
 
 
-def _owner_name(recipe: Recipe, source: CorpusSource) -> str:
+def owner_name(recipe: Recipe, source: CorpusSource) -> str:
     """The name of the first source with the same texts, whose token folder this source shares."""
     if source.stream:
         return source.name  # each streamed source advances by itself

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.data.stream import Documents, cut_chunks, sample_documents
+from bertblocks.data.stream import DocumentChunk, Documents, cut_chunks, sample_documents
 from bertblocks.models import GeneratorAndDiscriminator, TrainingModel
 from bertblocks.models.masked_lm import IGNORE
 from bertblocks.nn.numerics import upcast
@@ -61,6 +61,15 @@ class UnigramBaseline:
         }
 
 
+@dataclass(frozen=True)
+class DocumentScores:
+    """The loss, the correct predictions and the predicted tokens of each held-out document, as sums."""
+
+    loss: NDArray[np.float64]
+    correct: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+
+
 class HeldOutEvaluator:
     """Scores a model on a fixed sample of held-out texts with fixed masks, which do not depend on the length."""
 
@@ -102,7 +111,7 @@ class HeldOutEvaluator:
     def evaluate(self, model: Any) -> dict[str, float]:
         """Loss and accuracy on the predicted tokens, and on the order of segments if the objective trains it."""
         loss, correct, count = 0.0, 0, 0
-        for logits, targets, _ in self._predict(model):
+        for logits, targets, _, _ in self._predict(model):
             loss += float(F.cross_entropy(upcast(logits), targets, reduction="sum"))
             correct += int((logits.argmax(dim=1) == targets).sum())
             count += len(targets)
@@ -111,21 +120,35 @@ class HeldOutEvaluator:
             metrics |= self._evaluate_detection(model)
         return metrics | (self._evaluate_order(model) if self.order_batches else {})
 
-    def _predict(self, model: Any) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The logits, targets and positions of all predicted tokens, batch by batch."""
+    @torch.no_grad()
+    def score_documents(self, model: Any) -> DocumentScores:
+        """The scores of each document in which tokens are predicted, in the same order for every model."""
+        owners = np.array([chunk.stream_index for chunk in self.chunks])
+        sums = np.zeros((3, owners.max() + 1))
+        for logits, targets, _, sequences in self._predict(model):
+            losses = F.cross_entropy(upcast(logits), targets, reduction="none").cpu().numpy()
+            is_correct = (logits.argmax(dim=1) == targets).cpu().numpy()
+            for row, values in enumerate((losses, is_correct, np.ones(len(losses)))):
+                np.add.at(sums[row], owners[sequences.numpy()], values)
+        return DocumentScores(*sums[:, sums[2] > 0])
+
+    def _predict(self, model: Any) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """The logits, targets, positions and sequences of all predicted tokens, batch by batch."""
+        first = 0
         for batch in self.batches_for(model):
             labels = _labels(batch)
             token_indices = (labels != IGNORE).nonzero().squeeze(1)
             sequences = torch.searchsorted(batch.cu_seqlens.long(), token_indices, right=True) - 1
             targets = labels[token_indices].to(model.device)
             logits = _logits(model, batch)[token_indices.to(model.device)]
-            yield logits, targets, token_indices - batch.cu_seqlens.long()[sequences]
+            yield logits, targets, token_indices - batch.cu_seqlens.long()[sequences], first + sequences
+            first += len(batch.cu_seqlens) - 1
 
     @torch.no_grad()
     def evaluate_parts(self, model: Any, unigram: UnigramBaseline) -> dict[str, list[dict[str, Any]]]:
         """The loss of tokens by their frequency in the training texts, and by their position."""
         losses, per_million, positions = [], [], []
-        for logits, targets, places in self._predict(model):
+        for logits, targets, places, _ in self._predict(model):
             losses.append(F.cross_entropy(upcast(logits), targets, reduction="none").cpu().numpy())
             per_million.append(1e6 * np.exp(unigram.log_probabilities[targets.cpu().numpy()]))
             positions.append(places.numpy())
@@ -172,11 +195,22 @@ class HeldOutEvaluator:
         total, count = 0.0, 0
         chunks = iter(self.chunks)
         while count < tokens and (chunk := next(chunks, None)) is not None:
-            vocabulary = self.objective.vocabulary
-            text = torch.tensor([vocabulary.cls, *chunk.ids.tolist(), vocabulary.sep])
-            total += float(pseudo_losses(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
+            total += self._pseudo_loss(model, chunk)
             count += len(chunk.ids)
         return math.exp(total / max(count, 1))
+
+    def pseudo_scores(self, model: Any) -> DocumentScores:
+        """The loss of each document whose tokens are masked one at a time. What is correct is not counted."""
+        owners = [chunk.stream_index for chunk in self.chunks]
+        sums = np.zeros((3, max(owners) + 1))
+        for owner, chunk in zip(owners, self.chunks, strict=True):
+            sums[:, owner] += (self._pseudo_loss(model, chunk), 0.0, len(chunk.ids))
+        return DocumentScores(*sums)
+
+    def _pseudo_loss(self, model: Any, chunk: DocumentChunk) -> float:
+        vocabulary = self.objective.vocabulary
+        text = torch.tensor([vocabulary.cls, *chunk.ids.tolist(), vocabulary.sep])
+        return float(pseudo_losses(model, text, torch.arange(1, len(text) - 1), vocabulary.mask).sum())
 
 
 @torch.no_grad()

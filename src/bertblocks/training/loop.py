@@ -33,7 +33,7 @@ from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
 from bertblocks.training.routing import RoutingMetrics
 from bertblocks.training.sections import Run
-from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
+from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, copy_weights, mean_weights, restore
 from bertblocks.training.step_results import StepResult, StepResults, sum_over_processes
 from bertblocks.training.task import TrainingTask
 from bertblocks.training.trackers import Tracker
@@ -391,6 +391,11 @@ class Trainer:
             unshard(self.model)
             yield
             reshard(self.model)
+
+    def average_checkpoints(self, count: int) -> None:
+        """Gives the model the mean weights of the last checkpoints."""
+        steps = self.checkpoints.steps()[-count:]
+        copy_weights(mean_weights([self.checkpoints.path / f"step-{step:08d}" for step in steps]), self.model)
 
     def _save(self) -> None:
         self._read_results()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RECIPE, RESULT = "recipe.json", "result.json"
 #: Keys that may change when a run continues, because they do not change what it computes.
 FREE_KEYS = {"description", "corpus.workers", "run"}
-BOUND_KEYS = {"run.seed", "run.ema"}
+BOUND_KEYS = {"run.seed", "run.ema", "run.checkpoints.average"}
 #: Config keys that follow from sizes and tokenizer, or that do not define the architecture.
 DERIVED_KEYS = {
     *("vocab_size", "embedding_size", "head_dim", "num_kv_heads", "num_hidden_groups", "layer_types"),
@@ -168,6 +168,8 @@ def _run(
     outcome = trainer.train(recipe.record())
     if outcome.signal is not None:
         return PretrainResult(folder, outcome, world.is_main, {}, [])
+    if count := recipe.run.checkpoints.average:
+        trainer.average_checkpoints(count)
     result = _finish(recipe, world, corpus, held_out, trainer, outcome)
 
     def remove_checkpoints() -> None:

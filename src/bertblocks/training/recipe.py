@@ -115,13 +115,14 @@ def read_recipe(source: str | Path | None = None, overrides: Sequence[str] = ())
         0.002
     """
     load_plugins()
-    values, origin = _find("demo" if source is None else str(source))
+    values, origin = find_recipe("demo" if source is None else str(source))
     for assignment in overrides:
         override(Recipe, values, assignment)
     return read_section(Recipe, values, origin)
 
 
-def _find(source: str) -> tuple[dict[str, Any], str]:
+def find_recipe(source: str) -> tuple[dict[str, Any], str]:
+    """The values of a shipped recipe or a file, which are not checked yet, and the path of the file."""
     path = Path(source)
     if source in recipe_names():
         path = Path(str(resources.files("bertblocks.training.recipes") / f"{source}.yaml"))

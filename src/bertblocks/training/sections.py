@@ -190,6 +190,14 @@ class Checkpoints(Section):
     with all, it keeps every checkpoint."""
     milestones: Count | None = None
     """Checkpoints at multiples of this many steps are never removed."""
+    average: Annotated[int, Field(ge=2)] | None = None
+    """Makes the final model the mean of this many last checkpoints (Izmailov et al., 2018), which `every` spaces."""
+
+    @model_validator(mode="after")
+    def _keeps_averaged(self) -> Checkpoints:
+        if self.average is not None and self.keep != "all" and self.keep < self.average:
+            raise ValueError(f"has average: {self.average}, but keep is {self.keep}; keep at least {self.average}")
+        return self
 
     @property
     def kept(self) -> int | None:
@@ -242,4 +250,10 @@ class Run(Section):
     def _budget_of_compiled(self) -> Run:
         if self.activation_memory_budget is not None and not self.compile:
             raise ValueError("has activation_memory_budget, which applies to compiled layers only; set compile to true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_average(self) -> Run:
+        if self.ema is not None and self.checkpoints.average is not None:
+            raise ValueError("has ema and checkpoints.average; the final model can be one of these means: remove one")
         return self

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, read_tensors, write_tensors
@@ -102,10 +103,27 @@ def restore(folder: Path, model: nn.Module, optimizers: list[Optimizer], ema: We
     if missing or len(targets) != len(weights):
         name = (missing or sorted(set(weights) - set(targets)))[0]
         raise ValueError(f"{folder} does not match the model of this run: only one of them has {name!r}.")
-    for name, values in weights.items():
-        copy_full(values, targets[name])
+    copy_weights(weights, model)
     restore_optimizers(folder, model, optimizers)
     if ema is not None:
         for name, values in load_file(folder / EMA).items():
             copy_full(values, ema.averages[name])
     return TrainState.read(folder / STATE)
+
+
+def copy_weights(weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Copies full tensors into the weights of a model, sharded or not."""
+    targets = model.state_dict()
+    for name, values in weights.items():
+        copy_full(values, targets[name])
+
+
+def mean_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each floating-point tensor over checkpoints; others are those of the last one."""
+    mean = read_tensors(folders[-1])
+    sums = {name: value.double() for name, value in mean.items() if value.is_floating_point()}
+    for folder in folders[:-1]:
+        weights = read_tensors(folder)
+        for name, total in sums.items():
+            total += weights[name]
+    return mean | {name: (total / len(folders)).to(mean[name].dtype) for name, total in sums.items()}

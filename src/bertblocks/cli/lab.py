@@ -1,0 +1,215 @@
+"""`bertblocks lab`: studies that compare variants of a recipe and end in a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bertblocks.cli.options import AsJson
+from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table, write_flops
+from bertblocks.cli.source import fail
+
+if TYPE_CHECKING:
+    from bertblocks.lab.forecast import Forecast
+    from bertblocks.lab.plan import StudyPlan
+
+app = typer.Typer(help="Compare variants of a recipe: equal budgets, several seeds, a verdict.", no_args_is_help=True)
+
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study file (.yaml), a study folder, or a shipped study.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="The study's folder. Default: studies/NAME.", show_default=False)
+]
+
+
+@app.callback()
+def root() -> None:
+    pass
+
+
+def _read(source: str, folder: Path | None) -> tuple[StudyPlan, Path]:
+    from bertblocks.lab.plan import make_plan
+    from bertblocks.lab.study import read_study
+
+    plan = make_plan(read_study(source))
+    own = Path(source) if (Path(source) / "study.yaml").is_file() else Path("studies") / plan.source.study.name
+    return plan, folder or own
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    folder: Folder = None,
+    on: Annotated[
+        Literal["ray"] | None, typer.Option(help="Run trials on a Ray cluster, not in processes of this machine.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of a trial. Default: the cores, shared by all trials.")
+    ] = None,
+) -> None:
+    """Run a study, or what is missing of it, and write its report.
+
+    Trials are resumable runs in the study's folder. SIGTERM and Ctrl-C save them and exit with code 128 + the signal's
+    number; the same command continues. A finished trial never runs again: more variants or seeds add only theirs.
+    """
+    from bertblocks.lab.local import run_in_processes
+    from bertblocks.lab.ray import run_on_ray
+    from bertblocks.lab.run import run_study
+
+    console = make_console()
+    try:
+        plan, place = _read(study, folder)
+        console.print(f"{plan.source.study.name}: {plan.scale}", highlight=False)
+        outcome = run_study(plan, place, run_on_ray if on else run_in_processes, threads, console)
+    except (OSError, ValueError) as error:
+        fail(error)
+    if outcome.signal is not None:
+        echo("Stopped and saved; run the same command to resume.", err=True)
+        raise typer.Exit(128 + outcome.signal)
+    if outcome.failed:
+        name, line = next(iter(outcome.failed.items()))
+        fail(f"{len(outcome.failed)} of the trials failed; run the same command to try them again. {name}: {line}")
+    _report(place)
+
+
+def _report(folder: Path) -> None:
+    echo(f"Results: {folder}")
+
+
+@app.command()
+def plan(
+    study: StudyArgument,
+    folder: Folder = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Estimate the time on a GPU of this kind, not on this machine.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a study will run: variants within the budget, FLOPs, time, memory, minimum detectable effect."""
+    from dataclasses import asdict
+
+    from bertblocks.core.registry import nearest
+    from bertblocks.lab.forecast import forecast
+    from bertblocks.training.estimate import GPUS
+
+    if gpu is not None and gpu not in GPUS:
+        fail(f"--gpu is {gpu!r}; it must be one of {', '.join(GPUS)}{nearest(gpu, GPUS)}.")
+    try:
+        planned, place = _read(study, folder)
+        expected = forecast(planned, place, gpu)
+    except (OSError, ValueError) as error:
+        fail(error)
+    if as_json:
+        print_json({"name": planned.source.study.name, **asdict(expected), "variants": _variants(planned)})
+    else:
+        _print_plan(planned, expected, gpu)
+
+
+def _variants(planned: StudyPlan) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    return [
+        {
+            "variant": arm.variant.name,
+            "size": arm.size,
+            "changes": arm.variant.changes,
+            "solved": arm.solved,
+            **asdict(arm.cost),
+        }
+        for arm in planned.arms
+    ]
+
+
+def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None:
+    from bertblocks.core.console import write_bytes, write_number
+
+    study, console = planned.source.study, make_console()
+    budget = study.budget
+    console.print(f"{study.name}: {study.description}".removesuffix(": "), highlight=False)
+    table = make_table(["variant", "changes", "parameters", "steps", "tokens", "FLOPs", "memory"], text_columns=2)
+    for arm in planned.arms:
+        changes = [f"{key}={value}" for key, value in arm.variant.changes.items()]
+        changes += [f"{key}={value} (solved)" for key, value in arm.solved.items()]
+        cost = arm.cost
+        numbers = (write_number(cost.parameters), f"{cost.steps:,}", write_number(cost.tokens), write_flops(cost.flops))
+        table.add_row(arm.name, "\n".join(changes) or "the recipe", *numbers, write_bytes(cost.memory))
+    by = "" if budget.equal == "seconds" else f", solved by {budget.solver}"
+    print_table(console, f"Variants at equal {budget.equal}{by}", table)
+    kind = f"a {gpu} at a quarter of its peak" if gpu else f"this machine, {expected.at_a_time} at a time"
+    searches = f" and {study.search.runs * len(planned.arms)} short ones for learning rates" if study.search else ""
+    console.print(
+        f"\n{len(planned.arms)} x {len(study.seed_list)} trials{searches}, {expected.done} done; "
+        f"{write_flops(expected.flops)} FLOPs to go, about {_write_time(expected.seconds)} on {kind}, "
+        f"{write_bytes(expected.memory)} of memory and what the processes themselves take.",
+        highlight=False,
+    )
+    deciding = next(iter(planned.infos.values()))
+    effect = f"{expected.effect_in_deviations:.2g} standard deviations of paired differences between seeds"
+    if expected.effect is not None:
+        effect = f"{expected.effect:.2g} {deciding.unit} ({effect})"
+    console.print(
+        f"A difference in {deciding.name} of {effect} is found with a power of {study.power:.0%}.", highlight=False
+    )
+
+
+def _write_time(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    Example:
+        >>> _write_time(50), _write_time(600), _write_time(86400)
+        ('50 s', '10 min', '24.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@app.command("list")
+def list_studies(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR", help="Folders that hold studies. Default: studies.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shipped studies and those in folders, with their state."""
+    from bertblocks.lab.results import STUDY_FILE, StudyResults
+    from bertblocks.lab.study import read_study, study_names
+
+    rows = []
+    try:
+        for name in study_names():
+            rows.append({"study": name, "state": "shipped", "description": read_study(name).study.description})
+        for folder in folders or [Path("studies")]:
+            for file in sorted({*folder.glob(STUDY_FILE), *folder.glob(f"*/{STUDY_FILE}")}):
+                results = StudyResults.load(file.parent)
+                done, total = len(results.trials), len(results.trials) + len(results.missing)
+                state = f"{done} of {total} trials" if total else "begun"
+                rows.append({"study": str(file.parent), "state": state, "description": results.description})
+    except (OSError, ValueError) as error:
+        fail(error)
+    if as_json:
+        print_json(rows)
+        return
+    table = make_table(["study", "state", "description"], text_columns=3)
+    for row in rows:
+        table.add_row(*row.values())
+    print_table(make_console(), "Studies", table)
+
+
+@app.command()
+def archive(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's folder.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write (.tar.gz).")],
+    models: Annotated[bool, typer.Option("--models", help="Include the trained models.")] = False,
+) -> None:
+    """Pack a study: its file, recipe, tokens, measurements and logs. `lab run DIR` continues an unpacked one."""
+    from bertblocks.lab.archive import write_archive
+
+    try:
+        files = write_archive(folder, target, models)
+    except (OSError, ValueError) as error:
+        fail(error)
+    echo(f"Wrote {files:,} files to {target}.")

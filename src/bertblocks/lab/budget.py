@@ -1,0 +1,184 @@
+"""Equal budgets: changes the steps, depth or width of a variant until it costs what the baseline costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from bertblocks.core.settings import RecipeError
+from bertblocks.lab.study import Budget, check_model
+from bertblocks.training.amounts import Amount
+from bertblocks.training.estimate import estimate_run, expected_config
+from bertblocks.training.recipe import Recipe
+from bertblocks.training.training_plan import TrainingPlan
+
+#: The largest relative distance from the budget, and the one up to which a size may be rounded.
+TOLERANCE, ROUNDING = 0.01, 0.005
+#: A run that is limited by seconds has this many times the recipe's steps, so that its time ends it.
+MANY = 1000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training run takes, counted from its recipe. FLOPs are those of matrix products."""
+
+    parameters: int
+    flops: float
+    tokens: int
+    steps: int
+    #: Bytes of memory: weights, gradients, optimizer and activations.
+    memory: float
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A recipe within the budget, the keys that were solved, and the cost."""
+
+    recipe: Recipe
+    changes: dict[str, Any]
+    cost: Cost
+
+
+def count_cost(recipe: Recipe) -> Cost:
+    return _count_cost(recipe.model_dump_json())
+
+
+@lru_cache(maxsize=4096)
+def _count_cost(recipe_json: str) -> Cost:
+    recipe = Recipe.model_validate_json(recipe_json)
+    plan, estimate = TrainingPlan(recipe), estimate_run(recipe, "h100", 1)
+    return Cost(estimate.parameters, estimate.flops, plan.total_tokens, plan.total_steps, estimate.memory)
+
+
+def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
+    """The recipe with the budget's amount or, without one, with as much as the baseline takes."""
+    if budget.equal == "seconds":
+        assert budget.value is not None
+        schedule = recipe.schedule.model_copy(update={"budget": budget.value})
+        limited = scale_steps(recipe, MANY).model_copy(update={"schedule": schedule})
+        return Solved(limited, {"schedule.budget": f"{budget.value:g} seconds"}, count_cost(recipe))
+    target = budget.value if budget.value is not None else getattr(count_cost(baseline), budget.equal)
+    solved = _SOLVERS[budget.solver](recipe, budget.equal, target)
+    if budget.equal == "parameters":
+        solved = _solve_steps(solved, "tokens", count_cost(baseline).tokens)
+    found = getattr(count_cost(solved), budget.equal)
+    if abs(found / target - 1) > TOLERANCE:
+        raise RecipeError(
+            f"equal {budget.equal} of {target:.4g} cannot be reached by {budget.solver} within {TOLERANCE:.0%}: the "
+            f"nearest is {found:.4g}; solve by another of the sizes, or train for more steps."
+        )
+    return Solved(solved, _differences(recipe, solved), count_cost(solved))
+
+
+def scale_steps(recipe: Recipe, factor: float) -> Recipe:
+    """The recipe with a multiple of the steps in each phase, at least one."""
+    steps = [phase.batches.steps for phase in TrainingPlan(recipe).phases]
+    phases = [
+        phase.model_copy(update={"duration": Amount(max(round(count * factor), 1), "steps")})
+        for phase, count in zip(recipe.phases, steps, strict=True)
+    ]
+    return recipe.model_copy(update={"phases": phases})
+
+
+def _solve_steps(recipe: Recipe, quantity: str, target: float) -> Recipe:
+    """Scales all phases, twice, because batches that grow at first make the cost of steps uneven."""
+    for _ in range(2):
+        found = getattr(count_cost(recipe), quantity)
+        if found == target:
+            break
+        recipe = scale_steps(recipe, target / found)
+    return recipe
+
+
+def _with_sizes(recipe: Recipe, **sizes: int) -> Recipe:
+    model = recipe.model.model_copy(update={"config": {**recipe.model.config, **sizes}})
+    recipe = recipe.model_copy(update={"model": model})
+    check_model(recipe)
+    return recipe
+
+
+def _solve_feed_forward(recipe: Recipe, quantity: str, target: float) -> Recipe:
+    """The roundest intermediate size that is close enough to the target. Costs are linear in it."""
+
+    def cost(size: int) -> float:
+        return getattr(count_cost(_with_sizes(recipe, intermediate_size=size)), quantity)
+
+    low, high = 64, 128
+    slope = (cost(high) - cost(low)) / (high - low)
+    wanted = low + (target - cost(low)) / slope
+    if wanted < 1:
+        raise RecipeError(f"{quantity} of {target:.4g} leave no room for a feed-forward network.")
+    for multiple in (64, 32, 16, 8, 4, 2):
+        size = round(wanted / multiple) * multiple
+        if size and abs(cost(size) / target - 1) <= ROUNDING:
+            return _with_sizes(recipe, intermediate_size=size)
+    return _with_sizes(recipe, intermediate_size=max(round(wanted), 1))
+
+
+def _solve_depth(recipe: Recipe, quantity: str, target: float) -> Recipe:
+    """The number of layers nearest to the target; the feed-forward networks take up the rest."""
+    layers = expected_config(recipe).num_hidden_layers
+
+    def at(count: int) -> Recipe:
+        return _with_sizes(recipe, num_hidden_layers=count)
+
+    def cost(count: int) -> float:
+        return getattr(count_cost(at(count)), quantity)
+
+    per_layer = (cost(2 * layers) - cost(layers)) / layers
+    wanted = layers + (target - cost(layers)) / per_layer
+    best = min({max(math.floor(wanted), 1), max(math.ceil(wanted), 1)}, key=lambda count: abs(cost(count) - target))
+    return _fill(at(best), quantity, target)
+
+
+def _solve_width(recipe: Recipe, quantity: str, target: float) -> Recipe:
+    """The hidden size nearest to the target, in heads of the same size; the feed-forward networks take up the rest."""
+    config = expected_config(recipe)
+    per_kv_head = config.num_attention_heads // config.num_kv_heads
+
+    def at(kv_heads: int) -> Recipe:
+        heads = kv_heads * per_kv_head
+        hidden = heads * config.hidden_size // config.num_attention_heads
+        inner = max(round(config.intermediate_size * hidden / config.hidden_size), 1)
+        grouped = {"num_kv_heads": kv_heads} if per_kv_head > 1 else {}
+        return _with_sizes(recipe, hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner, **grouped)
+
+    def cost(kv_heads: int) -> float:
+        return getattr(count_cost(at(kv_heads)), quantity)
+
+    low, high = 1, 1
+    while cost(high) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) < target else (low, middle)
+    best = min({low, high}, key=lambda heads: abs(cost(heads) - target))
+    return _fill(at(best), quantity, target)
+
+
+def _fill(recipe: Recipe, quantity: str, target: float) -> Recipe:
+    is_close = abs(getattr(count_cost(recipe), quantity) / target - 1) <= ROUNDING
+    return recipe if is_close else _solve_feed_forward(recipe, quantity, target)
+
+
+_SOLVERS = {
+    "steps": _solve_steps,
+    "depth": _solve_depth,
+    "width": _solve_width,
+    "feed_forward": _solve_feed_forward,
+}
+
+
+def _differences(before: Recipe, after: Recipe) -> dict[str, Any]:
+    """The keys that solving changed."""
+    changes: dict[str, Any] = {}
+    old, new = before.model.config, after.model.config
+    for key in new:
+        if new[key] != old.get(key):
+            changes[f"model.config.{key}"] = new[key]
+    for index, (first, second) in enumerate(zip(before.phases, after.phases, strict=True)):
+        if first.duration != second.duration:
+            changes[f"phases.{index}.duration"] = str(second.duration)
+    return changes

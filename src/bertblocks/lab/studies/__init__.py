@@ -1,0 +1,1 @@
+"""The studies that ship with BertBlocks."""
