@@ -129,13 +129,13 @@ def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None
     study, console = planned.source.study, make_console()
     budget = study.budget
     console.print(f"{study.name}: {study.description}".removesuffix(": "), highlight=False)
-    table = make_table(["variant", "changes", "parameters", "steps", "tokens", "FLOPs", "memory"], text_columns=2)
+    table = make_table(["variant", "changes", "parameters", "steps", "tokens", "FLOPs"], text_columns=2)
     for arm in planned.arms:
         changes = [f"{key}={value}" for key, value in arm.variant.changes.items()]
         changes += [f"{key}={value} (solved)" for key, value in arm.solved.items()]
         cost = arm.cost
         numbers = (write_number(cost.parameters), f"{cost.steps:,}", write_number(cost.tokens), write_flops(cost.flops))
-        table.add_row(arm.name, "\n".join(changes) or "the recipe", *numbers, write_bytes(cost.memory))
+        table.add_row(arm.name, "\n".join(changes) or "the recipe", *numbers)
     by = "" if budget.equal == "seconds" else f", solved by {budget.solver}"
     print_table(console, f"Variants at equal {budget.equal}{by}", table)
     kind = f"a {gpu} at a quarter of its peak" if gpu else f"this machine, {expected.at_a_time} at a time"

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
+
+from bertblocks.analysis import build, count_flops
 from bertblocks.core.settings import RecipeError
 from bertblocks.lab.study import Budget, check_model
+from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
 from bertblocks.training.amounts import Amount
-from bertblocks.training.estimate import estimate_run, expected_config
+from bertblocks.training.estimate import expected_config
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.training_plan import TrainingPlan
+from bertblocks.training.training_plan import PhasePlan, TrainingPlan
 
 #: The largest relative distance from the budget, and the one up to which a size may be rounded.
 TOLERANCE, ROUNDING = 0.01, 0.005
@@ -28,8 +32,6 @@ class Cost:
     flops: float
     tokens: int
     steps: int
-    #: Bytes of memory: weights, gradients, optimizer and activations.
-    memory: float
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,34 @@ class Solved:
 
 
 def count_cost(recipe: Recipe) -> Cost:
-    return _count_cost(recipe.model_dump_json())
+    """Counts as the library computes: tokens without a label leave the last layer after its attention."""
+    plan = TrainingPlan(recipe)
+    short = [phase.model_copy(update={"duration": Amount(1, "steps")}) for phase in recipe.phases]
+    parameters, per_token = _count_model(recipe.model_copy(update={"phases": short}).model_dump_json())
+    flops = sum(each * phase.batches.total for each, phase in zip(per_token, plan.phases, strict=True))
+    return Cost(parameters, flops, plan.total_tokens, plan.total_steps)
 
 
 @lru_cache(maxsize=4096)
-def _count_cost(recipe_json: str) -> Cost:
+def _count_model(recipe_json: str) -> tuple[int, list[float]]:
+    """The parameters of a recipe's model, and the FLOPs of a token in each phase."""
     recipe = Recipe.model_validate_json(recipe_json)
-    plan, estimate = TrainingPlan(recipe), estimate_run(recipe, "h100", 1)
-    return Cost(estimate.parameters, estimate.flops, plan.total_tokens, plan.total_steps, estimate.memory)
+    with torch.device("meta"):
+        model = recipe.objective.prepare_model(build(expected_config(recipe), recipe.objective.model_task))
+    return model.num_parameters(), [_count_flops(model, phase) for phase in TrainingPlan(recipe).phases]
+
+
+def _count_flops(model: BertBlocksPreTrainedModel, phase: PhasePlan) -> float:
+    """A forward and a backward pass, which takes twice the FLOPs; NaN for models that add parts of their own."""
+    labelled = max(round(phase.objective.labelled_share * phase.length), 1)
+    if isinstance(model, GeneratorAndDiscriminator):
+        forward = count_flops(model.generator, phase.length, labelled)["total"]
+        forward += count_flops(model.discriminator, phase.length)["total"]
+    elif isinstance(model, TrainingModel):
+        return math.nan
+    else:
+        forward = count_flops(model, phase.length, labelled)["total"]
+    return 3 * forward / phase.length
 
 
 def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
@@ -60,6 +82,8 @@ def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
         limited = scale_steps(recipe, MANY).model_copy(update={"schedule": schedule})
         return Solved(limited, {"schedule.budget": f"{budget.value:g} seconds"}, count_cost(recipe))
     target = budget.value if budget.value is not None else getattr(count_cost(baseline), budget.equal)
+    if math.isnan(target):
+        raise RecipeError(f"the FLOPs of objective {baseline.objective.kind} are not known; set another budget.equal.")
     solved = _SOLVERS[budget.solver](recipe, budget.equal, target)
     if budget.equal == "parameters":
         solved = _solve_steps(solved, "tokens", count_cost(baseline).tokens)

@@ -15,7 +15,7 @@ from bertblocks.lab.results import STUDY_FILE, StudyResults
 from bertblocks.lab.statistics.power import minimum_detectable_effect
 from bertblocks.lab.statistics.verdicts import judge
 from bertblocks.models import TASK_MODELS
-from bertblocks.training.estimate import DEFAULT_UTILIZATION, GPUS, expected_config
+from bertblocks.training.estimate import DEFAULT_UTILIZATION, GPUS, estimate_run, expected_config
 from bertblocks.training.training_plan import TrainingPlan
 
 #: The speed is measured with about this many FLOPs, in whole rows.
@@ -70,7 +70,7 @@ def forecast(plan: StudyPlan, folder: Path, gpu: str | None = None, threads: int
         flops=flops,
         at_a_time=slots,
         seconds=seconds,
-        memory=slots * max(arm.cost.memory for arm in arms),
+        memory=slots * max(estimate_run(arm.recipe, "h100", 1).memory for arm in arms),
         effect=None if noise is None else deviations * noise,
         effect_in_deviations=deviations,
     )

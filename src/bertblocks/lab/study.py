@@ -42,14 +42,14 @@ SOLVERS = {
     "parameters": ("feed_forward", "depth", "width"),
 }
 #: Keys that the lab sets itself.
-OWN_KEYS = ("name", "run.folder", "run.seed", "schedule.budget")
+OWN_KEYS = ("name", "run.folder", "run.seed")
 
 
 class Budget(Section):
     """What all variants have in common, and what changes in a variant so that it has it."""
 
     equal: Literal["flops", "tokens", "seconds", "parameters"] = "flops"
-    """flops: matrix products of training, as `bertblocks plan` counts them. seconds: time in training steps. Variants
+    """flops: matrix products of training (`bertblocks.analysis`). seconds: time in training steps. Variants
     with equal parameters train on equally many tokens."""
     by: Literal["steps", "depth", "width", "feed_forward"] | None = None
     """What is solved: the number of steps, of layers, the hidden size with its heads, or the intermediate size.
@@ -183,12 +183,19 @@ class StudySource:
         """The base recipe with changes, checked down to the model's config. `origin` names the changes."""
         values = copy.deepcopy(self.base)
         for key, value in {**self.study.changes, **changes}.items():
-            for own in OWN_KEYS:
-                if key == own or own.startswith(f"{key}."):
-                    raise RecipeError(f"{self.origin}: {origin}.{key} cannot be changed: a study sets {own} itself.")
-            set_value(Recipe, values, key, copy.deepcopy(value), f"{self.origin}: {origin}.{key}")
+            if key in OWN_KEYS:
+                raise RecipeError(f"{self.origin}: {origin}.{key} cannot be changed: a study sets it for each trial.")
+            try:
+                set_value(Recipe, values, key, copy.deepcopy(value), key)
+            except RecipeError as error:
+                raise RecipeError(f"{self.origin}: {origin}: {error}") from error
         _locate_files(values)
         recipe = read_section(Recipe, values, f"{self.origin}: {origin}")
+        if recipe.schedule.budget is not None:
+            raise RecipeError(
+                f"{self.origin}: {origin}: schedule.budget limits the time of a run; give the study a budget with "
+                "equal: seconds instead."
+            )
         try:
             check_model(recipe)
         except ValueError as error:

@@ -1,0 +1,339 @@
+"""Studies that run: paired trials, only what is missing, measures, searches, failures and interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertblocks import load
+from bertblocks.lab.archive import write_archive
+from bertblocks.lab.local import Job, Listener, run_here
+from bertblocks.lab.plan import StudyPlan, make_plan
+from bertblocks.lab.results import TRIALS, StudyResults
+from bertblocks.lab.run import StudyOutcome, run_study
+from bertblocks.lab.study import read_study
+from bertblocks.training.build import init_by_name
+from bertblocks.training.run_folder import RunFolderError
+
+Write = Callable[..., Path]
+#: Measures that do not depend on time.
+EXACT = [{"kind": "held_out", "tokens": 1000}, {"kind": "pseudo_perplexity", "tokens": 60}]
+
+
+class Counting:
+    """Runs jobs here and remembers their names."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, folder: Path, jobs: Sequence[Job], slots: int, listener: Listener) -> int | None:
+        self.names += [job.name.rpartition("-")[0] or job.name for job in jobs]
+        return run_here(folder, jobs, slots, listener)
+
+
+def plan_of(path: Path) -> StudyPlan:
+    return make_plan(read_study(path))
+
+
+def run(path: Path, folder: Path) -> tuple[StudyOutcome, StudyResults, list[str]]:
+    counting = Counting()
+    outcome = run_study(plan_of(path), folder, counting, threads=1)
+    return outcome, StudyResults.load(folder), counting.names
+
+
+def exact(results: StudyResults) -> list[tuple[Any, ...]]:
+    """All that must not depend on how a study ran."""
+    values = [
+        (found.variant, found.seed, found.size, found.measure, found.value, found.examples.tolist())
+        for found in results.measurements
+        if found.examples is not None
+    ]
+    curves = [
+        (trial.variant, trial.seed, [(point.step, point.loss) for point in trial.curve]) for trial in results.trials
+    ]
+    return [*values, *curves, ("missing", results.missing), ("rates", [search.chosen for search in results.searches])]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two variants and two seeds, in the folder `study`, and its file."""
+    from tests.lab.conftest import tiny_values
+
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "study.yaml").write_text(json.dumps({**tiny_values(folder), "measures": EXACT}))
+    run(folder / "study.yaml", folder / "study")
+    return folder
+
+
+def test_results_are_paired_and_complete(finished: Path) -> None:
+    results = StudyResults.load(finished / "study")
+    assert results.baseline == "rope"
+    assert results.variants == {"rope": {}, "none": {"model.config.block_pos_enc_kind": "none"}}
+    assert results.scale.endswith("1.3 k tokens, 2 seeds")
+    assert list(results.measures) == ["held_out_loss", "held_out_accuracy", "pseudo_loss"]
+    assert {(trial.variant, trial.seed) for trial in results.trials} == {
+        (v, s) for v in ("rope", "none") for s in (0, 1)
+    }
+    assert not results.missing
+    losses = [found for found in results.measurements if found.measure == "held_out_loss"]
+    assert len({len(found.examples) for found in losses}) == 1
+    for found in losses:
+        assert found.value == pytest.approx(np.average(found.examples, weights=found.weights))
+        assert found.weights.tolist() == losses[0].weights.tolist()
+    by_trial = {(found.variant, found.seed): found.value for found in losses}
+    for trial in results.trials:
+        assert trial.steps == 10
+        assert trial.curve[-1].step == 10
+        assert trial.curve[-1].tokens == trial.tokens == 10 * 128
+        assert (
+            trial.parameters
+            == load(finished / "study" / TRIALS / folder_of(finished, trial) / "run/model")[0].num_parameters()
+        )
+        # the run itself evaluates on fewer tokens of the same texts
+        assert trial.curve[-1].loss == pytest.approx(by_trial[trial.variant, trial.seed], rel=0.2)
+    assert json.dumps(results.to_json())
+
+
+def folder_of(finished: Path, trial: Any) -> str:
+    planned = json.loads((finished / "study" / "study.json").read_text())["trials"]
+    return next(one["folder"] for one in planned if (one["variant"], one["seed"]) == (trial.variant, trial.seed))
+
+
+def test_variants_share_weights_texts_and_masks(write_study: Write) -> None:
+    """Trials of one seed start with equal weights where shapes agree, and read the same batches."""
+    from bertblocks.models import BertBlocksForMaskedLM
+    from bertblocks.training.estimate import expected_config
+
+    variants = {
+        "base": {},
+        "mlp": {"model.config.mlp_type": "mlp"},
+        "learned": {"model.config.embd_pos_enc_kind": "learned"},
+    }
+    plan = plan_of(write_study(variants=variants, budget={"equal": "tokens"}))
+    models = [init_by_name(BertBlocksForMaskedLM(expected_config(arm.recipe)), 7).state_dict() for arm in plan.arms]
+    for other in models[1:]:
+        shared = [name for name, weight in other.items() if name in models[0] and weight.shape == models[0][name].shape]
+        assert any("qkv" in name for name in shared)
+        assert all(torch.equal(other[name], models[0][name]) for name in shared)
+    another = init_by_name(BertBlocksForMaskedLM(expected_config(plan.arms[0].recipe)), 8).state_dict()
+    assert not torch.equal(another["model.embedding.token.weight"], models[0]["model.embedding.token.weight"])
+    trials = plan.trials({})
+    recipes = [trial.run_recipe for trial in trials if trial.seed == 0]
+    assert len({recipe.run.seed for recipe in recipes}) == 1
+    assert len({str(recipe.corpus) for recipe in recipes}) == len({str(recipe.tokenizer) for recipe in recipes}) == 1
+
+
+def test_initial_weights_have_the_distribution_of_the_config() -> None:
+    from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
+
+    config = BertBlocksConfig.from_preset("mini", hidden_size=128, num_hidden_layers=2, init_kind="megatron")
+    model = init_by_name(BertBlocksForMaskedLM(config), 0)
+    drawn = {name: float(weight.detach().std()) for name, weight in model.named_parameters() if weight.dim() == 2}
+    torch.manual_seed(1)
+    for name, weight in BertBlocksForMaskedLM(config).named_parameters():
+        if name in drawn:
+            assert drawn[name] == pytest.approx(float(weight.detach().std()), rel=0.1), name
+
+
+def test_only_what_is_missing_runs(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished / "study", folder)
+    values = json.loads((finished / "study.yaml").read_text())
+    path = tmp_path / "more.yaml"
+
+    def run_with(**changes: Any) -> tuple[StudyResults, list[str]]:
+        path.write_text(json.dumps({**values, **changes}))
+        _, results, names = run(path, folder)
+        return results, names
+
+    before = exact(StudyResults.load(folder))
+    results, names = run_with()
+    assert (names, exact(results)) == ([], before)
+    _, names = run_with(seeds=3)
+    assert names == ["rope-seed2", "none-seed2"]
+    _, names = run_with(variants={**values["variants"], "alibi": {"model.config.block_pos_enc_kind": "alibi"}})
+    assert names == ["alibi-seed0", "alibi-seed1"]
+    weights = {path: path.stat().st_mtime_ns for path in folder.rglob("model.safetensors")}
+    results, names = run_with(measures=[*EXACT, {"kind": "memory"}])  # measured without training again
+    assert len(names) == 4
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("model.safetensors")} == weights
+    assert sum(found.measure == "memory" and found.value > 1e6 for found in results.measurements) == 4
+    results, names = run_with()
+    assert (names, exact(results)) == ([], before)
+
+
+def test_a_study_folder_can_be_moved_and_continued(finished: Path, tmp_path: Path) -> None:
+    write_archive(finished / "study", tmp_path / "study.tar.gz", with_models=True)
+    with tarfile.open(tmp_path / "study.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / "study"
+    assert run(folder, folder)[2] == []
+    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
+    lost = next(path for path in sorted((folder / TRIALS).iterdir()) if path.name.startswith("none-seed1"))
+    shutil.rmtree(lost)
+    assert run(folder, folder)[2] == ["none-seed1"]  # from the tokens in the folder
+    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
+
+
+def test_learning_rates_are_searched_at_equal_cost(write_study: Write, tmp_path: Path) -> None:
+    path = write_study(search={"runs": 4, "share": 0.5, "factor": 64.0}, seeds=1)
+    _, results, names = run(path, tmp_path / "study")
+    assert sorted(names) == sorted(["texts", *4 * ["rope-search"], *4 * ["none-search"], "rope-seed0", "none-seed0"])
+    for search in results.searches:
+        rates = [rate for rate, _ in search.points]
+        assert rates == pytest.approx([2e-3 / 8, 2e-3 / 2, 2e-3 * 2, 2e-3 * 8], rel=1e-4)
+        assert rates[0] <= search.chosen <= rates[-1]
+    chosen = {search.variant: search.chosen for search in results.searches}
+    assert {trial.variant: trial.learning_rate for trial in results.trials} == chosen
+    assert run(path, tmp_path / "study")[2] == []
+
+
+def test_a_loss_that_is_not_finite_is_recorded_and_not_repeated(write_study: Write, tmp_path: Path) -> None:
+    variants = {"rope": {}, "wild": {"optimizer.lr": 1e30, "optimizer.clip": None}}
+    path = write_study(variants=variants, seeds=1)
+    outcome, results, _ = run(path, tmp_path / "study")
+    assert outcome.failed == {}
+    ((variant, seed, _, message),) = results.failures
+    assert (variant, seed) == ("wild", 0)
+    assert "is not taken" in message or "not taken" in message
+    assert results.missing == [("wild", 0, None)]
+    assert run(path, tmp_path / "study")[2] == []
+
+
+def test_the_mean_of_the_last_checkpoints_is_measured(write_study: Write, tmp_path: Path) -> None:
+    path = write_study(average={"checkpoints": 2, "over": 0.4}, seeds=1, variants={"rope": {}})
+    _, results, _ = run(path, tmp_path / "study")
+    plain, plain_results, _ = run(write_study(seeds=1, variants={"rope": {}}), tmp_path / "plain")
+    (run_folder,) = (tmp_path / "study" / TRIALS).iterdir()
+    assert not (run_folder / "run" / "checkpoints").exists()
+    assert results.measurements[0].value != plain_results.measurements[0].value
+    assert results.trials[0].curve == [
+        point._replace(seconds=mine.seconds)
+        for point, mine in zip(plain_results.trials[0].curve, results.trials[0].curve, strict=True)
+    ]
+
+
+def test_foreign_folders_stay_untouched(write_study: Write, tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="do not belong to a study"):
+        run(write_study(), tmp_path / "study")
+    assert [path.name for path in (tmp_path / "study").iterdir()] == ["notes.txt"]
+
+
+def test_fine_tuning_is_a_measure(write_study: Write, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    rows = [(f"the {noun} is near", noun) for noun in chance.choices(["river", "house"], k=40)]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    measure = {
+        "kind": "finetune",
+        "name": "nouns",
+        "train": str(tmp_path / "rows.csv"),
+        "eval": str(tmp_path / "rows.csv"),
+        "settings": {"epochs": 1, "lr": 1e-3, "batch_size": 8},
+    }
+    path = write_study(measures=[measure], seeds=1, variants={"rope": {}})
+    _, results, _ = run(path, tmp_path / "study")
+    (found,) = results.measurements
+    assert found.measure == "nouns"
+    assert 0 <= found.value <= 1
+    if results.measurements[0].examples is not None:
+        assert found.value == pytest.approx(found.examples.mean())
+    assert not list((tmp_path / "study").rglob("work-*"))
+    (tmp_path / "rows.csv").unlink()
+    assert run(tmp_path / "study", tmp_path / "study")[2] == []
+
+
+def test_speed_needle_and_bits_per_byte(write_study: Write, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").unlink(missing_ok=True)
+    (tmp_path / "two.txt").write_text("the river is near the house .\nthe stone .\n")
+    measures = [
+        {"kind": "pseudo_perplexity", "data": str(tmp_path / "two.txt")},
+        {"kind": "speed", "length": 16, "batch": 2, "seconds": 0.01},
+    ]
+    _, results, names = run(write_study(measures=measures, seeds=1), tmp_path / "study")
+    assert names == ["texts", "rope-seed0", "none-seed0", "rope-seed0", "none-seed0"]
+    found = {value.measure: value for value in results.measurements if value.variant == "rope"}
+    assert found["pseudo_bits_per_byte"].weights.tolist() == [31.0, 11.0]
+    assert found["inference_speed"].value > found["training_speed"].value > 0
+
+
+# ---------------------------------------------------------------------- processes, signals and kills
+
+
+def start(path: Path, folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "bertblocks", "lab", "run", str(path), "--folder", str(folder), "--threads", "1"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def steps_done(folder: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in folder.glob(f"{TRIALS}/*/run/metrics.jsonl"))
+
+
+def wait_for_steps(folder: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None and steps_done(folder) < steps:
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_killed_and_a_stopped_study_end_like_an_undisturbed_one(finished: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "study", finished / "study.yaml"
+    process = start(path, folder)
+    wait_for_steps(folder, 5, process)
+    process.kill()  # the study alone: its trials notice, save and end
+    process.wait()
+    process = start(path, folder)
+    wait_for_steps(folder, steps_done(folder) + 5, process)
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode in (0, 143), output
+    process = start(path, folder)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
+
+
+@pytest.mark.slow
+def test_twenty_kills_leave_the_same_report(finished: Path, tmp_path: Path) -> None:
+    """Kills the study, one of its trials, or all of its processes, at random moments."""
+    folder, path = tmp_path / "study", finished / "study.yaml"
+    chance = random.Random(0)
+    kills = 0
+    while kills < 20:
+        process = start(path, folder)
+        time.sleep(chance.uniform(0.5, 6.0))
+        kind = kills % 3
+        if kind == 0:
+            process.kill()
+        elif kind == 1:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            children = [child for child in descendants(process.pid) if child != process.pid]
+            for child in children[-1:]:
+                os.kill(child, signal.SIGKILL)
+            process.terminate()
+        process.communicate()
+        kills += 1
+    process = start(path, folder)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
+
+
+def descendants(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-g", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
