@@ -12,6 +12,8 @@ from bertblocks.cli.output import echo, make_console, make_table, print_json, pr
 from bertblocks.cli.source import fail
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bertblocks.lab.forecast import Forecast
     from bertblocks.lab.plan import StudyPlan
 
@@ -72,11 +74,48 @@ def run(
     if outcome.failed:
         name, line = next(iter(outcome.failed.items()))
         fail(f"{len(outcome.failed)} of the trials failed; run the same command to try them again. {name}: {line}")
-    _report(place)
+    _report(place, console)
 
 
-def _report(folder: Path) -> None:
-    echo(f"Results: {folder}")
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study's folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the report of a study, finished or not: a page, and tables as Markdown, LaTeX and CSV."""
+    from bertblocks.lab.report import summarize
+    from bertblocks.lab.results import StudyResults
+
+    try:
+        if as_json:
+            print_json(summarize(StudyResults.load(folder)))
+        else:
+            _report(folder, make_console())
+    except (OSError, ValueError) as error:
+        fail(error)
+
+
+def _report(folder: Path, console: Console) -> None:
+    """Writes the report and prints the verdicts."""
+    from bertblocks.lab.report import headline, write_study_report
+    from bertblocks.lab.report_tables import comparison_rows, name_of, write_p
+    from bertblocks.lab.results import StudyResults
+    from bertblocks.lab.statistics.verdicts import judge
+
+    results = StudyResults.load(folder)
+    comparisons = judge(results, results.settings["level"])
+    page, *_ = write_study_report(results, folder)
+    deciding = next(iter(results.measures.values()))
+    table = make_table(["variant", "verdict", "difference", "95% interval", "Holm's p"], text_columns=2)
+    for row in comparison_rows(results, comparisons):
+        if row["measure"] == deciding.name:
+            interval = "" if row["low"] is None else f"{row['low']:+.3g} to {row['high']:+.3g}"
+            difference = "" if row["difference"] is None else f"{row['difference']:+.3g}"
+            p = "" if row["holm_p"] is None else write_p(row["holm_p"])
+            table.add_row(name_of(row), row["verdict"], difference, interval, p)
+    console.print(f"\n{headline(results, comparisons)}", highlight=False)
+    print_table(console, f"{deciding.name} ({deciding.unit}) against {results.baseline}, at {results.scale}", table)
+    console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -38,7 +38,7 @@ from bertblocks.lab.study import Study
 from bertblocks.lab.trial import DIVERGED, RUN, SPEC, Trial, is_done
 from bertblocks.training.run_folder import RunFolderError
 
-LOGS = "logs"
+LOGS, FILES = "logs", "files"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ def _own_files(plan: StudyPlan, folder: Path) -> StudyPlan:
         changes = {}
         for key in measure.file_keys:
             if (given := getattr(measure, key)) is not None:
-                name = f"files/{checksum(Path(given))[:10]}-{Path(given).name}"
+                name = str(Path(FILES) / f"{checksum(Path(given))[:10]}-{Path(given).name}")
+                if Path(given).parent == folder / FILES:
+                    name = str(Path(FILES) / Path(given).name)
                 if not (folder / name).is_file():
                     with atomic_file(folder / name) as copy, Path(given).open("rb") as file:
                         shutil.copyfileobj(file, copy)
