@@ -13,7 +13,7 @@ from bertblocks import BertBlocksForMaskedLM
 from bertblocks.core.settings import RecipeError
 from bertblocks.lab.plan import make_plan
 from bertblocks.lab.study import read_study
-from bertblocks.training.estimate import expected_config
+from bertblocks.training.build import expected_config
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.training_plan import TrainingPlan
 

@@ -119,7 +119,7 @@ def folder_of(finished: Path, trial: Any) -> str:
 def test_variants_share_weights_texts_and_masks(write_study: Write) -> None:
     """Trials of one seed start with equal weights where shapes agree, and read the same batches."""
     from bertblocks.models import BertBlocksForMaskedLM
-    from bertblocks.training.estimate import expected_config
+    from bertblocks.training.build import expected_config
 
     variants = {
         "base": {},

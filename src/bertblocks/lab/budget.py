@@ -11,10 +11,10 @@ import torch
 
 from bertblocks.analysis import build, count_flops
 from bertblocks.core.settings import RecipeError
-from bertblocks.lab.study import Budget, check_model
+from bertblocks.lab.study import Budget
 from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
 from bertblocks.training.amounts import Amount
-from bertblocks.training.estimate import expected_config
+from bertblocks.training.build import check_model, expected_config
 from bertblocks.training.recipe import Recipe
 from bertblocks.training.training_plan import PhasePlan, TrainingPlan
 
@@ -119,7 +119,7 @@ def _solve_steps(recipe: Recipe, quantity: str, target: float) -> Recipe:
 def _with_sizes(recipe: Recipe, **sizes: int) -> Recipe:
     model = recipe.model.model_copy(update={"config": {**recipe.model.config, **sizes}})
     recipe = recipe.model_copy(update={"model": model})
-    check_model(recipe)
+    check_model(TrainingPlan(recipe))
     return recipe
 
 

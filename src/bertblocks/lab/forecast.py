@@ -15,7 +15,8 @@ from bertblocks.lab.results import STUDY_FILE, StudyResults
 from bertblocks.lab.statistics.power import minimum_detectable_effect
 from bertblocks.lab.statistics.verdicts import judge
 from bertblocks.models import TASK_MODELS
-from bertblocks.training.estimate import DEFAULT_UTILIZATION, GPUS, estimate_run, expected_config
+from bertblocks.training.build import expected_config
+from bertblocks.training.estimate import DEFAULT_UTILIZATION, GPUS, estimate_run
 from bertblocks.training.training_plan import TrainingPlan
 
 #: The speed is measured with about this many FLOPs, in whole rows.

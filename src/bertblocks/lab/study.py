@@ -25,8 +25,7 @@ from bertblocks.core.settings import (
 from bertblocks.core.storage import why_unreadable
 from bertblocks.lab.measures import MEASURES, HeldOut, MeasureSection
 from bertblocks.training.amounts import Amount, read_time
-from bertblocks.training.build import check_length
-from bertblocks.training.estimate import expected_config
+from bertblocks.training.build import check_model
 from bertblocks.training.recipe import Recipe, find_recipe
 from bertblocks.training.training_plan import TrainingPlan
 
@@ -197,7 +196,7 @@ class StudySource:
                 "equal: seconds instead."
             )
         try:
-            check_model(recipe)
+            check_model(TrainingPlan(recipe))
         except ValueError as error:
             raise RecipeError(f"{self.origin}: {origin}: {error}") from error
         return recipe
@@ -212,11 +211,6 @@ class StudySource:
     def dump(self) -> dict[str, Any]:
         """The values of the study file."""
         return self.study.model_dump(mode="json", exclude_defaults=True)
-
-
-def check_model(recipe: Recipe) -> None:
-    """Raises an error if the model or the plan of a recipe cannot be built."""
-    check_length(expected_config(recipe), TrainingPlan(recipe))
 
 
 def study_names() -> list[str]:

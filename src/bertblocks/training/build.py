@@ -56,7 +56,7 @@ def expected_config(recipe: Recipe) -> BertBlocksConfig:
 
 def check_model(plan: TrainingPlan) -> None:
     """Rejects a model that contradicts itself or its phases, before any text is read."""
-    check_length(expected_config(plan.recipe), plan)
+    _check_length(expected_config(plan.recipe), plan)
 
 
 def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertBlocksPreTrainedModel:
@@ -75,7 +75,7 @@ def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertB
         raise RecipeError(
             f"model.config.vocab_size is {model.config.vocab_size}; the tokenizer has {len(tokenizer)} tokens."
         )
-    check_length(model.config, plan)
+    _check_length(model.config, plan)
     return recipe.objective.prepare_model(model)
 
 
@@ -100,8 +100,7 @@ def init_by_name(model: BertBlocksPreTrainedModel, seed: int) -> BertBlocksPreTr
     return model
 
 
-def check_length(config: BertBlocksConfig, plan: TrainingPlan) -> None:
-    """Raises an error if a phase is longer than the model's texts can be."""
+def _check_length(config: BertBlocksConfig, plan: TrainingPlan) -> None:
     longest = max(phase.length for phase in plan.phases)
     if config.max_position_embeddings < longest:
         raise RecipeError(
