@@ -97,7 +97,7 @@ def report(
 
 def _report(folder: Path, console: Console) -> None:
     """Writes the report and prints the verdicts."""
-    from bertblocks.lab.report import headline, write_study_report
+    from bertblocks.lab.report import compared_with, headline, write_study_report
     from bertblocks.lab.report_tables import comparison_rows, name_of, write_p
     from bertblocks.lab.results import StudyResults
     from bertblocks.lab.statistics.verdicts import judge
@@ -114,7 +114,9 @@ def _report(folder: Path, console: Console) -> None:
             p = "" if row["holm_p"] is None else write_p(row["holm_p"])
             table.add_row(name_of(row), row["verdict"], difference, interval, p)
     console.print(f"\n{headline(results, comparisons)}", highlight=False)
-    print_table(console, f"{deciding.name} ({deciding.unit}) against {results.baseline}, at {results.scale}", table)
+    print_table(
+        console, f"{deciding.name} ({deciding.unit}) against {compared_with(results)}, at {results.scale}", table
+    )
     console.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
