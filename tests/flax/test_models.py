@@ -45,6 +45,7 @@ def pair(task: str, **options: Any) -> Any:
         {"mlm_head_glu": True},
         {"tie_word_embeddings": False, "mlm_head_size": 12, "embedding_size": 8},
         {"ngpt": True, "norm_pos": "none", "ngpt_logit_scale": True},
+        {"parametrization": "mup", "mup_base_hidden_size": 8, "mup_output_multiplier": 3.0, "initializer_range": 2.0},
     ],
 )
 def test_masked_lm_matches_torch(options: Any) -> None:

@@ -167,6 +167,10 @@ SHARED = [
     {"num_hidden_groups": 1, "norm_fn": "deep"},
     {"num_hidden_groups": 1, "ngpt": True},
 ]
+MUP: list[dict[str, Any]] = [
+    {"parametrization": "mup", "mup_base_hidden_size": 8},
+    {"parametrization": "mup", "mup_base_hidden_size": 64, "block_pos_enc_kind": "disentangled", "num_kv_heads": 2},
+]
 #: test_invariance combines norms and attention on random configs; all combinations would be thousands.
 CHOICES = [
     *NORMS,
@@ -190,6 +194,7 @@ CHOICES = [
     *QK_NORMS,
     *FACTORISED,
     *SHARED,
+    *MUP,
 ]
 
 

@@ -20,6 +20,7 @@ from bertblocks.nn.head import QA_HEADS
 from bertblocks.nn.mlp import MLPS
 from bertblocks.nn.ngpt import NGPT
 from bertblocks.nn.norm import NORMS
+from bertblocks.nn.parametrization import PARAMETRIZATIONS
 from bertblocks.nn.position import BLOCK_POSITIONS, EMBEDDING_POSITIONS
 from bertblocks.nn.sharing import SHARINGS
 from bertblocks.nn.shortcut import INPUT_MIXING, VALUE_EMBEDDING
@@ -48,6 +49,7 @@ SLOTS: dict[str, Registry[Any]] = {
         QA_HEADS,
         NGPT,
         TIMESTEP_EMBEDDING,
+        PARAMETRIZATIONS,
     )
 }
 

@@ -198,6 +198,7 @@ class BertBlocksConfig(PreTrainedConfig):
     #: Evidence: shipped in NeoMME; no controlled study of encoders is known.
     value_embedding: bool = False
     #: Factor on the products of queries and keys. T5 has 1. Implied: head_dim ** -0.5, and its inverse for nGPT.
+    #: parametrization mup multiplies it.
     attention_scale: float = IMPLIED
     #: Whether a learned norm is applied to queries and keys.
     qk_norm: bool = False
@@ -270,6 +271,9 @@ class BertBlocksConfig(PreTrainedConfig):
     embedding_initializer_range: float = IMPLIED
     #: Number of standard deviations at which a truncated normal is cut.
     initializer_cutoff_factor: float = 2.0
+    #: How scales, initial weights and learning rates follow the width: standard (they do not), or a name from the table
+    #: below.
+    parametrization: str = "standard"
 
     # ---- heads
     #: Whether BertBlocksModel has BERT's pooler (dense and tanh on the first token).

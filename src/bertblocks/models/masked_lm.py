@@ -18,12 +18,14 @@ from bertblocks.config import BertBlocksConfig
 from bertblocks.models.base import BertBlocksPreTrainedModel
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.head import get_mlm_head
+from bertblocks.nn.initialization import init_module
 from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.linear import is_untouched
 from bertblocks.nn.ops.cross_entropy import cross_entropy, linear_cross_entropy
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import cast_dtype, is_captured
 from bertblocks.nn.ops.sparse_pooling import pool_logits, sparse_pooling
+from bertblocks.nn.parametrization import get_decoder_scale
 from bertblocks.nn.quantized import QuantizedLinear
 from bertblocks.nn.sparse_head import SparseHead
 
@@ -55,6 +57,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         self.model = BertBlocksModel(config, add_pooling_layer)
         self.head = get_mlm_head(config)
         self.decoder = nn.Linear(config.decoder_size, config.vocab_size, bias=config.decoder_bias)
+        self.decoder_scale = get_decoder_scale(config)
         self.logit_scale = nn.Parameter(torch.ones(config.vocab_size)) if config.ngpt_logit_scale else None
         #: What makes sparse vectors, set by fine-tuning. They then take the place of logits.
         self.sparse_head: SparseHead | None = None
@@ -73,9 +76,14 @@ class LanguageModel(BertBlocksPreTrainedModel):
             self.logit_scale = nn.Parameter(F.pad(old, (0, self.config.vocab_size - len(old)), value=1.0))
         return embeddings
 
+    def decoder_input(self, hidden: Tensor) -> Tensor:
+        """Returns what the decoder reads."""
+        hidden = hidden if self.head is None else self.head(hidden)
+        return hidden if self.decoder_scale == 1.0 else hidden * self.decoder_scale
+
     def logits(self, hidden: Tensor) -> Tensor:
         """`[tokens, hidden]` -> `[tokens, vocabulary]`."""
-        logits = self.decoder(hidden if self.head is None else self.head(hidden))
+        logits = self.decoder(self.decoder_input(hidden))
         return logits if self.logit_scale is None else logits * self.logit_scale
 
     def fused_loss(
@@ -84,14 +92,14 @@ class LanguageModel(BertBlocksPreTrainedModel):
         """Returns the summed cross-entropy of tokens, each times its weight, without storing their logits."""
         kernels = liger(self.config.kernel_backend, hidden)
         if kernels is not None and self.logit_scale is None and token_weights is None:
-            hidden = hidden if self.head is None else self.head(hidden)
+            hidden = self.decoder_input(hidden)
             return kernels.linear_cross_entropy(hidden, self.decoder.weight, self.decoder.bias, labels, z_loss)
         dtype = cast_dtype(hidden)
         # the fused loss computes gradients in the forward pass, before the loss scale that fp16 needs is known
         if not is_untouched(self.decoder, nn.Linear) or is_captured() or dtype == torch.float16:
             losses = cross_entropy(self.logits(hidden), labels, z_loss)
             return losses.sum() if token_weights is None else losses @ token_weights.to(losses)
-        hidden = hidden if self.head is None else self.head(hidden)
+        hidden = self.decoder_input(hidden)
         weight, bias = self._scaled_decoder()
         return linear_cross_entropy(hidden, weight, bias, labels, token_weights, dtype, z_loss)
 
@@ -110,7 +118,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
         if isinstance(decoder, QuantizedLinear):
             return pool_logits(hidden, self.logits, decoder.out_features, lengths, pooling, activation)
         dtype = cast_dtype(hidden)
-        hidden = hidden if self.head is None else self.head(hidden)
+        hidden = self.decoder_input(hidden)
         weight, bias = self._scaled_decoder()
         return sparse_pooling(hidden, weight, bias, lengths, pooling, activation, dtype)
 
@@ -138,7 +146,7 @@ class LanguageModel(BertBlocksPreTrainedModel):
             if self.decoder.bias is not None:
                 init.zeros_(self.decoder.bias)  # the weight will be the embeddings'
             return
-        super()._init_weights(module)
+        init_module(module, self.config, is_decoder=module is self.decoder)
         if module is self and self.logit_scale is not None:
             init.ones_(self.logit_scale)
 

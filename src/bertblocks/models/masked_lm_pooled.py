@@ -58,7 +58,8 @@ class MaskedLMWithPooledTerms(TrainingModel):
         bag_total = None
         if self.bag_bias is not None:
             assert bags is not None
-            logits = upcast(F.linear(vectors, self.encoder.model.embedding.token.weight, self.bag_bias))
+            table: Tensor = self.encoder.model.embedding.token.weight
+            logits = upcast(F.linear(vectors * self.encoder.decoder_scale, table, self.bag_bias))
             # the binary cross-entropy of a token is softplus(logit), minus the logit if the token occurs
             bag_total = (F.softplus(logits).sum() - logits[bags[0], bags[1]].sum()) / logits.shape[1]
         return PooledOutput(masked_lm_total, bag_total, squared_cosines(vectors))

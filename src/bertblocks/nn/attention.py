@@ -24,6 +24,7 @@ from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.norm import LayerNorm, RMSNorm
 from bertblocks.nn.ops.cpu import is_half_slow
 from bertblocks.nn.ops.linear import linear, not_cast
+from bertblocks.nn.parametrization import get_attention_scale
 from bertblocks.nn.position import BlockPosition, get_block_position
 from bertblocks.nn.relative import RelativeVectors
 from bertblocks.nn.rope import RotaryPosition
@@ -305,7 +306,7 @@ def get_attention(
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
-        scale=config.attention_scale,
+        scale=get_attention_scale(config),
         qk_norm_weight=config.norm_weight,
         qk_norm_fn=config.qk_norm_fn,
         qk_norm_across_heads=config.qk_norm_across_heads,

@@ -12,6 +12,7 @@ from transformers import initialization as init  # skips weights that were loade
 from bertblocks.core.registry import Registry
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.norm import NORMS, DeepNorm, init_norm
+from bertblocks.nn.parametrization import initial_factor
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -21,7 +22,7 @@ NGPT_BASE_SCALE = 960**-0.5
 
 
 @torch.no_grad()
-def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
+def init_module(module: nn.Module, config: BertBlocksConfig, is_decoder: bool = False) -> None:
     """Initializes the parameters of `module`, not those of its children.
 
     A block with parameters of its own has `init_parameters(config)`. Linear layers are initialized by their role. A
@@ -30,14 +31,14 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
     if callable(initialize := getattr(module, "init_parameters", None)):
         initialize(config)
     elif isinstance(module, nn.Linear):
-        _init_linear(module, config)
+        _init_linear(module, config, is_decoder)
     elif isinstance(module, nn.Embedding):
         scale = NGPT_BASE_SCALE if config.init_kind == "ngpt" else config.embedding_initializer_range
         draw_normal(module.weight, scale, config)
         if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight[module.padding_idx])
     elif isinstance(module, nn.Conv1d):
-        draw_normal(module.weight, config.initializer_range, config)
+        draw_normal(module.weight, config.initializer_range * initial_factor(module, config), config)
         if module.bias is not None:
             init.zeros_(module.bias)
     elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
@@ -46,7 +47,7 @@ def init_module(module: nn.Module, config: BertBlocksConfig) -> None:
         reset()  # a registered norm initializes itself
 
 
-def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
+def _init_linear(module: nn.Linear, config: BertBlocksConfig, is_decoder: bool) -> None:
     if module.bias is not None:
         init.zeros_(module.bias)
     if getattr(module.weight, "_is_hf_initialized", False):
@@ -57,6 +58,8 @@ def _init_linear(module: nn.Linear, config: BertBlocksConfig) -> None:
     matrices = module.weight.split(parts)  # queries, keys, values and the halves of a GLU are separate
     for matrix in matrices:
         INITIALIZATIONS[config.init_kind](matrix, role, layer, config)
+    if not is_decoder and (factor := initial_factor(module, config)) != 1.0:
+        module.weight.mul_(factor)
     if config.norm_fn == "deep" or config.init_kind == "deepnet":
         # DeepNet scales down values, attention output and feed-forward, but not queries and keys
         small = {"qkv": matrices[-1:], "up": matrices, "out": matrices}.get(str(role), ())

@@ -56,7 +56,9 @@ def expected_config(recipe: Recipe) -> BertBlocksConfig:
 
 def check_model(plan: TrainingPlan) -> None:
     """Rejects a model that contradicts itself or its phases, before any text is read."""
-    _check_length(expected_config(plan.recipe), plan)
+    config = expected_config(plan.recipe)
+    _check_length(config, plan)
+    plan.recipe.optimizer.check_parametrization(config.parametrization)
 
 
 def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertBlocksPreTrainedModel:
@@ -76,6 +78,7 @@ def build_model(plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase) -> BertB
             f"model.config.vocab_size is {model.config.vocab_size}; the tokenizer has {len(tokenizer)} tokens."
         )
     _check_length(model.config, plan)
+    recipe.optimizer.check_parametrization(model.config.parametrization)
     return recipe.objective.prepare_model(model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from bertblocks.config import BertBlocksConfig
+from bertblocks.models.base import BertBlocksPreTrainedModel
+from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.nn.linear import Linear
+from bertblocks.nn.parametrization import fan_in_ratio, width_ratio
 from bertblocks.training.distributed import from_local_like, shard_like, to_full, to_local
 
 #: The linear layers that Muon optimizes: the matrices inside the encoder layers.
@@ -30,15 +34,22 @@ ITERATIONS = {
         (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     ],
 }
+#: Adam's epsilon unless a recipe sets it.
+ADAM_EPS = 1e-8
 #: The typical root mean square of an AdamW update (Liu et al., 2025).
 ADAMW_UPDATE_SIZE = 0.2
 
 
 def build_adamw(
-    parameters: Iterable[Tensor], lr: float, betas: Sequence[float], eps: float, weight_decay: float
+    model: nn.Module,
+    parameters: Iterable[Tensor],
+    lr: float,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = ADAM_EPS,
+    weight_decay: float = 0.01,
 ) -> Optimizer:
-    groups = decay_groups(parameters, weight_decay)
-    return torch.optim.AdamW(groups, lr, (betas[0], betas[1]), eps, fused=True)
+    groups = decay_groups(parameters, weight_decay, rate_scales(model))
+    return torch.optim.AdamW(groups, lr, (betas[0], betas[1]), eps * gradient_scale(model), fused=True)
 
 
 def split_matrices(model: nn.Module) -> tuple[list[tuple[Tensor, list[int]]], list[nn.Parameter]]:
@@ -55,14 +66,49 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def decay_groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Splits parameters for weight decay. Norms, biases and scales have fewer than two dimensions and do not decay."""
-    matrices: list[Tensor] = []
-    vectors: list[Tensor] = []
+def decay_groups(
+    parameters: Iterable[Tensor], weight_decay: float, scales: Mapping[int, float] | None = None
+) -> list[dict[str, Any]]:
+    """Splits parameters for weight decay. Norms, biases and scales have fewer than two dimensions and do not decay.
+
+    `scales` are factors on learning rates by the id of a weight, as `rate_scales` returns them. They do not change
+    which share of a weight decays in a step (Wang and Aitchison, 2024).
+    """
+    split: dict[tuple[bool, float], list[Tensor]] = {}
     for parameter in parameters:
-        (matrices if parameter.dim() >= 2 else vectors).append(parameter)
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        split.setdefault((parameter.dim() < 2, (scales or {}).get(id(parameter), 1.0)), []).append(parameter)
+    return [
+        {
+            "params": split[is_vector, scale],
+            "weight_decay": 0.0 if is_vector else weight_decay / scale,
+            **({} if scale == 1.0 else {"rate_scale": scale}),
+        }
+        for is_vector, scale in sorted(split, reverse=True, key=lambda group: (not group[0], group[1]))
+    ]
+
+
+def rate_scales(model: nn.Module) -> dict[int, float]:
+    """Returns factors on learning rates for Adam, by the id of a weight; weights that are not listed have 1.
+
+    With parametrization 'mup', a matrix learns the more slowly the more inputs it has than in the base model: its
+    output sums up as many changes of its entries, each as large as the learning rate.
+    """
+    scales: dict[int, float] = {}
+    encoders = [part for part in model.modules() if isinstance(part, BertBlocksPreTrainedModel)]
+    for encoder in encoders:  # outer models come first, and inner ones know their width better
+        for module in encoder.modules():
+            if (ratio := fan_in_ratio(module, encoder.config)) != 1.0:
+                scales[id(module.weight)] = 1 / ratio
+    for encoder in encoders:
+        if isinstance(encoder, LanguageModel):
+            scales.pop(id(encoder.decoder.weight), None)
+    return scales
+
+
+def gradient_scale(model: nn.Module) -> float:
+    """Returns how small the entries of gradients are compared with those of the base model, for Adam's epsilon."""
+    config = getattr(model, "config", None)
+    return 1 / width_ratio(config) if isinstance(config, BertBlocksConfig) else 1.0
 
 
 class StableAdamWOptimizer(Optimizer):
@@ -143,11 +189,14 @@ class MuonOptimizer(Optimizer):
         momentum: float,
         weight_decay: float,
         orthogonalization: str = "newton_schulz",
+        scales: Mapping[int, float] | None = None,
     ) -> None:
         pairs = list(matrices)
-        super().__init__(
-            [matrix for matrix, _ in pairs], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        )
+        # an orthogonal update has the spectral norm 1, and these updates that of the root of the width; Adam's have
+        # that of the width itself (Yang et al., 2023)
+        roots = {key: scale**0.5 for key, scale in (scales or {}).items()}
+        groups = decay_groups([matrix for matrix, _ in pairs], weight_decay, roots)
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.parts = {id(matrix): parts for matrix, parts in pairs}
         self.orthogonalization = orthogonalization
 

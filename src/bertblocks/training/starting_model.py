@@ -23,7 +23,7 @@ from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
-from bertblocks.training.optimizers import decay_groups
+from bertblocks.training.optimizers import ADAM_EPS, decay_groups, gradient_scale, rate_scales
 
 #: The peak learning rate of the weights of query tokens: each is a single number, seen in few queries.
 QUERY_WEIGHTS_RATE = 1e-3
@@ -138,14 +138,15 @@ def layered_optimizer(model: nn.Module, rate: float, weight_decay: float, layer_
             match = _LAYER.search(name)
             depth = int(match[1]) + 1 if match else 0 if "embedding" in name.split(".") else top
             by_depth.setdefault(depth if layer_decay < 1 else top, []).append(parameter)
+    scales = rate_scales(model)
     groups = [
-        {**group, "rate_scale": layer_decay ** (top - depth)}
+        {**group, "rate_scale": layer_decay ** (top - depth) * group.get("rate_scale", 1.0)}
         for depth, parameters in by_depth.items()
-        for group in decay_groups(parameters, weight_decay)
+        for group in decay_groups(parameters, weight_decay, scales)
     ]
     if weights:
         groups.append({"params": weights, "weight_decay": 0.0, "rate_scale": QUERY_WEIGHTS_RATE / rate})
-    return torch.optim.AdamW(groups, lr=rate, fused=True)
+    return torch.optim.AdamW(groups, lr=rate, eps=ADAM_EPS * gradient_scale(model), fused=True)
 
 
 def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:

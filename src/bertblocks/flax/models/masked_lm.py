@@ -16,6 +16,7 @@ from bertblocks.flax.nn.head import Decoder, get_mlm_head
 from bertblocks.flax.numerics import cross_entropy
 from bertblocks.flax.outputs import TokenOutput
 from bertblocks.flax.reading import read_token_labels
+from bertblocks.nn.parametrization import get_decoder_scale
 
 
 class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):
@@ -36,10 +37,11 @@ class FlaxBertBlocksForMaskedLM(FlaxBertBlocksPreTrainedModel):
         self.head = get_mlm_head(config)
         size, vocabulary = config.decoder_size, config.vocab_size
         self.decoder = Decoder(size, vocabulary, config.decoder_bias, is_tied=config.tie_word_embeddings)
+        self.decoder_scale = get_decoder_scale(config)
         self.logit_scale = nnx.Param(jnp.ones(vocabulary)) if config.ngpt_logit_scale else None
 
     def logits(self, hidden: Array, rngs: nnx.Rngs | None) -> Array:
-        hidden = hidden if self.head is None else self.head(hidden, rngs)
+        hidden = (hidden if self.head is None else self.head(hidden, rngs)) * self.decoder_scale
         logits = self.decoder(hidden, self.model.embedding.token.weight[...])
         return logits if self.logit_scale is None else logits * self.logit_scale
 

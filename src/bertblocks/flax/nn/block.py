@@ -21,6 +21,7 @@ from bertblocks.nn.block import NORM_POSITIONS
 from bertblocks.nn.initialization import NGPT_BASE_SCALE
 from bertblocks.nn.ngpt import NGPT_ALPHA
 from bertblocks.nn.norm import get_norm_scale, get_skip_scale
+from bertblocks.nn.parametrization import get_attention_scale
 
 if TYPE_CHECKING:
     from bertblocks.config import BertBlocksConfig
@@ -155,7 +156,7 @@ def get_attention(config: BertBlocksConfig, is_local: bool) -> Attention:
         half_window=config.local_attention_window_size // 2 if is_local else None,
         num_global_tokens=config.num_global_tokens if is_local else 0,
         qk_norm_eps=config.norm_eps if config.qk_norm else None,
-        scale=config.attention_scale,
+        scale=get_attention_scale(config),
         qk_norm_weight=config.norm_weight,
         gate=get_gate(config),
         qk_norm_fn=config.qk_norm_fn,

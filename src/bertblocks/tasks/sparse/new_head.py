@@ -56,9 +56,8 @@ def fit_to_own_tokens(model: LanguageModel, sequences: Sequence[Feature]) -> Non
 
 def _logits(model: LanguageModel, hidden: Tensor, candidates: Tensor) -> Tensor:
     """The logits of some tokens of the vocabulary."""
-    hidden = hidden if model.head is None else model.head(hidden)
     bias = None if model.decoder.bias is None else model.decoder.bias[candidates]
-    logits = F.linear(hidden, model.decoder.weight[candidates].detach(), bias)
+    logits = F.linear(model.decoder_input(hidden), model.decoder.weight[candidates].detach(), bias)
     return logits if model.logit_scale is None else logits * model.logit_scale[candidates].detach()
 
 

@@ -32,7 +32,7 @@ from bertblocks.training.distillation.settings import DistillSettings
 from bertblocks.training.distillation.task import DistillationTask
 from bertblocks.training.distributed import World
 from bertblocks.training.loop import ModelSelection, Outcome, Trainer
-from bertblocks.training.optimizers import decay_groups
+from bertblocks.training.optimizers import build_adamw, trainable
 from bertblocks.training.progress import Progress
 from bertblocks.training.run_folder import relative_files
 from bertblocks.training.sections import Checkpoints, Evaluation, Run
@@ -181,11 +181,7 @@ class DistillRun:
             model=cast(Any, model),
             task=task,
             optimizers=lambda model: [
-                torch.optim.AdamW(
-                    decay_groups([p for p in model.parameters() if p.requires_grad], settings.weight_decay),
-                    lr=settings.learning_rate,
-                    fused=True,
-                )
+                build_adamw(model, trainable(model), settings.learning_rate, weight_decay=settings.weight_decay)
             ],
             run=run,
             folder=self.folder,
