@@ -20,6 +20,7 @@ from torch import Tensor
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.nn.mlp import MLPS, NGPTMLP
+from bertblocks.nn.parametrization import get_decoder_scale
 
 Model = TypeVar("Model", bound=BertBlocksPreTrainedModel)
 
@@ -71,6 +72,7 @@ SAME_KEYS = (
     "residual_scale",
     "residual_fn",
     "attention_scale",
+    "parametrization",
     "disentangled_scores",
     "disentangled_num_buckets",
     "disentangled_norm",
@@ -225,6 +227,11 @@ def check_growth(small: BertBlocksConfig, large: BertBlocksConfig) -> None:
                 f"{key} is {getattr(large, key)!r} in the larger model and {getattr(small, key)!r} in the smaller: "
                 f"{reason}."
             )
+    if get_decoder_scale(small) != get_decoder_scale(large):
+        raise ValueError(
+            f"parametrization is {large.parametrization!r}, whose decoder reads hidden states scaled by width; "
+            "such a model can grow in depth, and in width together with mup_base_hidden_size."
+        )
     for key in SIZE_KEYS:
         if getattr(large, key) < getattr(small, key):
             raise ValueError(

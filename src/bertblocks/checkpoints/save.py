@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertblocks.checkpoints.families import FAMILIES, get_family
 from bertblocks.checkpoints.families.family import Family
 from bertblocks.checkpoints.files import MAX_SHARD_BYTES, OnShare, write_tensors
+from bertblocks.checkpoints.fold import to_standard
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.storage import atomic_entries
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
@@ -109,12 +110,11 @@ def _first_family(
 def to_family(model: BertBlocksPreTrainedModel, family: Family) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
     """A model's config and tensors in a family's terms."""
     task = _task(model, family)
-    config = family.write_config(model.config)
+    standard, tensors = to_standard(model)
+    config = family.write_config(standard)
     config.architectures = [family.model_classes[task]]
-    tied = set(model.all_tied_weights_keys)
-    ours = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name not in tied}
-    extra = family.extra_tensors(model.config, model.dtype, task)
-    return config, {**family.write_weights(ours, model.config, task), **extra}
+    extra = family.extra_tensors(standard, model.dtype, task)
+    return config, {**family.write_weights(tensors, standard, task), **extra}
 
 
 def _task(model: BertBlocksPreTrainedModel, family: Family) -> str:
