@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from bertblocks.cli.lab_mup import check_mup
 from bertblocks.cli.options import AsJson
 from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table, write_flops
 from bertblocks.cli.source import fail
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from bertblocks.lab.plan import StudyPlan
 
 app = typer.Typer(help="Compare variants of a recipe: equal budgets, several seeds, a verdict.", no_args_is_help=True)
+app.command("check-mup")(check_mup)
 
 StudyArgument = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study file (.yaml), a study folder, or a shipped study.")

@@ -15,7 +15,6 @@ from bertblocks.core.settings import RecipeError
 from bertblocks.core.storage import read_json
 from bertblocks.data.hashing import combine
 from bertblocks.models import TASK_MODELS, BertBlocksPreTrainedModel
-from bertblocks.nn.initialization import init_module
 from bertblocks.objectives import Objective
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.recipe import Recipe
@@ -92,7 +91,7 @@ def init_by_name(model: BertBlocksPreTrainedModel, seed: int) -> BertBlocksPreTr
     drawn: list[torch.nn.Parameter] = []
     for name, module in model.named_modules():
         torch.manual_seed(int(combine("init", seed, name)[0]))
-        init_module(module, model.config)
+        model._init_weights(module)  # unlike init_module, it knows the decoder
         for weight in module.parameters(recurse=False):
             weight._is_hf_initialized = True  # type: ignore[attr-defined]  # a tied weight is drawn once
             drawn.append(weight)
