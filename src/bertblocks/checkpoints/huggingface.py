@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertblocks.checkpoints.families import family_of_config, find_family
@@ -133,7 +134,7 @@ def _load(
     for key, value in family.read_options(tensors, config).items():
         setattr(config, key, value)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NoNormal():
             model = TASK_MODELS[task](config)
     except UNEXPECTED as error:
         raise ConfigError(f"{label}: this config does not describe a model: {first_line(error)}.") from error
@@ -159,6 +160,14 @@ def _load(
         part.to(cast(Any, model.get_input_embeddings()).weight.dtype)
     model.tie_weights()
     return model.eval(), sorted(fresh), unused
+
+
+class _NoNormal(TorchFunctionMode):
+    """Leaves tensors without memory alone: torch would import its compiler to draw normal numbers for them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        return options["tensor"] if func is nn.init.normal_ else func(*args, **options)
 
 
 def _has_pooler(tensors: dict[str, Tensor]) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bertblocks import __version__
-from bertblocks.cli import data, lab, tokenizer
+from bertblocks.cli import data, lab, light_imports, tokenizer
 from bertblocks.cli.answer import answer
 from bertblocks.cli.bulk import bulk
 from bertblocks.cli.classify import classify
@@ -81,6 +81,7 @@ def root(
 def main() -> None:
     if sys.stdout is None:  # the caller closed it
         sys.exit("bertblocks: standard output is closed; redirect it to a file or to /dev/null.")
+    light_imports.is_own_process = True
     code: int | str | None = 0
     try:
         app()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from bertblocks.cli.light_imports import without_unused
 from bertblocks.cli.model_options import (
     FILES_HELP,
     Column,
@@ -219,7 +220,8 @@ def _open_output(options: PredictOptions, prediction: Prediction) -> ResultFile:
 
 
 def _open(options: PredictOptions) -> Predictor:
-    from bertblocks.tasks.predictor import Predictor
+    with without_unused():
+        from bertblocks.tasks.predictor import Predictor
 
     model = ModelOptions(options.device, options.dtype, options.int8, options.threads)
     return Predictor(options.model, too_long=options.too_long, **model.for_predictor())
