@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from bertblocks.core.c_library import DIGEST_BYTES, CompileError, _version, compiled_library, find_compilers
+from bertblocks.core.c_library import (
+    DIGEST_BYTES,
+    CompileError,
+    _version,
+    compile_source,
+    compiled_library,
+    find_compilers,
+    library_name,
+)
 
 pytestmark = pytest.mark.skipif(not find_compilers(), reason="no C compiler")
 OPTIONS = ["-shared", "-fPIC"]
@@ -241,3 +249,30 @@ def test_a_cached_library_asks_only_the_compiler_that_made_it(
     with compiled_library(source, OPTIONS):
         pass
     assert commands == [[*compiler, "--version"]]
+
+
+def test_a_prebuilt_library_needs_no_compiler_until_its_source_changes(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, _ = compile_source(source, OPTIONS, source.parent)
+    prebuilt = source.with_name(library_name(source, OPTIONS))
+    prebuilt.write_bytes(content)
+    monkeypatch.setattr("bertblocks.core.c_library.find_compilers", list)
+    with compiled_library(source, OPTIONS) as path:
+        assert path == prebuilt
+        assert ctypes.CDLL(str(path)).answer() == 42
+    assert not cache.exists()
+    with pytest.raises(CompileError), compiled_library(source, [*OPTIONS, "-O1"]):
+        pass
+    source.write_text("int answer(void) { return 43; }\n")
+    with pytest.raises(CompileError, match="no C compiler"), compiled_library(source, OPTIONS):
+        pass
+
+
+def test_a_changed_header_gives_another_library(source: Path, cache: Path) -> None:
+    header = source.with_name("number.h")
+    source.write_text('#include "number.h"\nint answer(void) { return NUMBER; }\n')
+    for number in (7, 8):
+        header.write_text(f"#define NUMBER {number}\n")
+        with compiled_library(source, OPTIONS) as path:
+            assert ctypes.CDLL(str(path)).answer() == number

@@ -1,8 +1,8 @@
-"""C sources, compiled at first use and cached in a folder that only this user can write to.
+"""C sources: prebuilt in wheels, or compiled at first use and cached in a folder that only this user can write to.
 
-Loading a library runs its code, so a cached one must be ours and undamaged: the folder and the file belong to this user
-and nobody else can write to them, and the file ends with the SHA-256 of everything before it. The system's loader
-ignores these last bytes.
+A prebuilt library is next to its source, and whoever can change it can change this module. Loading a library runs its
+code, so a cached one must be ours and undamaged: the folder and the file belong to this user and nobody else can write
+to them, and the file ends with the SHA-256 of everything before it. The system's loader ignores these last bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ class CompileError(RuntimeError):
 
 @contextlib.contextmanager
 def compiled_library(source: Path, options: Sequence[str]) -> Iterator[Path]:
-    """The path of the library, which is valid inside the block; it is compiled unless an intact copy is cached."""
+    """The path of the library, valid inside the block; compiled unless it is prebuilt or an intact copy is cached."""
+    prebuilt = source.with_name(library_name(source, options))
+    if prebuilt.is_file():
+        yield prebuilt
+        return
     for folder in _cache_folders():
         try:
             path = _find_or_compile(source, options, folder)
@@ -48,10 +52,14 @@ def find_compilers() -> list[list[str]]:
     return [command for command in ([*named], ["cc"], ["gcc"], ["clang"]) if command and shutil.which(command[0])]
 
 
-def _name(source: Path, compiler: list[str], options: Sequence[str]) -> str:
-    """The file name of the library, which has a hash of everything that the library depends on."""
-    command = " ".join([*compiler, *options]).encode()
-    content = b"\0".join([source.read_bytes(), _version(tuple(compiler)), command])
+def library_name(source: Path, options: Sequence[str], compiler: list[str] | None = None) -> str:
+    """The file name of the library, which has a hash of everything that the library depends on.
+
+    Every header next to the source counts. Without `compiler` it is the name of a prebuilt library.
+    """
+    headers = (path.read_bytes() for path in sorted(source.parent.glob("*.h")))
+    made_by = [] if compiler is None else [_version(tuple(compiler)), " ".join(compiler).encode()]
+    content = b"\0".join([source.read_bytes(), *headers, " ".join(options).encode(), *made_by])
     return f"{source.stem}-{hashlib.sha256(content).hexdigest()[:20]}.so"
 
 
@@ -65,7 +73,7 @@ def _find_or_compile(source: Path, options: Sequence[str], folder: Path) -> Path
     lock = lock_folder(folder, wait=True)
     try:
         for compiler in find_compilers():  # the first often suffices, and asking for a version takes time
-            path = folder / _name(source, compiler, options)
+            path = folder / library_name(source, options, compiler)
             if is_intact(path):
                 return path
         remove_partial(folder)
@@ -75,7 +83,15 @@ def _find_or_compile(source: Path, options: Sequence[str], folder: Path) -> Path
 
 
 def _compile(source: Path, options: Sequence[str], folder: Path) -> Path:
-    """Compile with the first compiler that succeeds."""
+    content, compiler = compile_source(source, options, folder)
+    path = folder / library_name(source, options, compiler)
+    with atomic_file(path) as file:
+        file.write(content + hashlib.sha256(content).digest())
+    return path
+
+
+def compile_source(source: Path, options: Sequence[str], folder: Path) -> tuple[bytes, list[str]]:
+    """Compile with the first compiler that succeeds, and return the library and that compiler."""
     reasons = []
     for compiler in find_compilers():
         # the compiler's own temporary files go here too, so that a killed process leaves nothing elsewhere
@@ -88,11 +104,7 @@ def _compile(source: Path, options: Sequence[str], folder: Path) -> Path:
                 env={**os.environ, "TMPDIR": scratch},
             )
             if done.returncode == 0:
-                content = library.read_bytes()
-                path = folder / _name(source, compiler, options)
-                with atomic_file(path) as file:
-                    file.write(content + hashlib.sha256(content).digest())
-                return path
+                return library.read_bytes(), compiler
         reasons.append(f"{compiler[0]} failed: {' '.join(done.stderr.decode(errors='replace').split())[:200]}")
     raise CompileError("; ".join(reasons) or "no C compiler (cc, gcc, clang) was found")
 

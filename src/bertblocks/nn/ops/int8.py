@@ -1,4 +1,4 @@
-"""The C kernels: compiled for this machine at first use, cached in the user's folder, and loaded with ctypes.
+"""The C kernels: from the wheel, or compiled at first use and cached in the user's folder; loaded with ctypes.
 
 Without a suitable CPU or a compiler, torch computes the same numbers.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,29 +16,9 @@ from torch import Tensor
 
 from bertblocks.core.c_library import CompileError, compiled_library
 from bertblocks.core.cpu import cpu_flags
+from bertblocks.nn.ops.targets import OPTIONS, TARGETS
 
 SOURCE = Path(__file__).with_name("int8.c")
-#: The instruction sets that the kernel needs: Linux' names and the compiler's options.
-CPU_FLAGS = {
-    "avx512f": "-mavx512f",
-    "avx512bw": "-mavx512bw",
-    "avx512dq": "-mavx512dq",
-    "avx512vl": "-mavx512vl",
-    "avx512_vnni": "-mavx512vnni",
-}
-#: Where the CPU has them, attention in bf16 uses its products.
-BF16_FLAGS = {"avx512_bf16": "-mavx512bf16"}
-
-
-def _options() -> list[str]:
-    headers = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.h")))
-    # a library is cached under a hash of the source and the options, so a changed header must change an option
-    version = f"-DHEADERS=0x{hashlib.sha256(headers).hexdigest()[:8]}"
-    extra = [option for flag, option in BF16_FLAGS.items() if flag in cpu_flags()]
-    return ["-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-shared", *CPU_FLAGS.values(), *extra, version]
-
-
-OPTIONS = _options()
 #: The memory order of a matrix: panels of this many outputs, four inputs at a time.
 PANEL, QUAD = 32, 4
 #: The kernel's codes for activations.
@@ -263,10 +242,13 @@ class Kernel:
 @functools.cache
 def find_kernel() -> Kernel | KernelError:
     """Return the kernel, or the reason why there is none."""
-    if missing := CPU_FLAGS.keys() - cpu_flags():
+    targets = TARGETS[SOURCE.name]
+    target = next((target for target in targets if target.keys() <= cpu_flags()), None)
+    if target is None:
+        missing = targets[-1].keys() - cpu_flags()
         return KernelError(f"this CPU has no {', '.join(sorted(missing))}")
     try:
-        with compiled_library(SOURCE, OPTIONS) as path:
+        with compiled_library(SOURCE, [*OPTIONS, *target.values()]) as path:
             return Kernel(path)
     except (CompileError, OSError) as error:  # an OSError if the library needs another one, such as OpenMP's
         return KernelError(str(error))
