@@ -1,5 +1,6 @@
 """What the package sets up for the CPU."""
 
+import platform
 import subprocess
 import sys
 
@@ -33,3 +34,31 @@ def test_memory_stays_flat_over_ragged_batches() -> None:
     done = subprocess.run([sys.executable, "-c", RAGGED], capture_output=True, text=True, check=True)
     early, late = map(int, done.stdout.split())
     assert late - early < 100
+
+
+#: Allocates, fills and frees 200 MB three times, and prints the page faults of the last time and the memory held then
+#: and after the block.
+FILL = """
+import resource
+from pathlib import Path
+from bertblocks.core.cpu import kept_memory
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 2**20
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+with kept_memory():
+    for _ in range(3):
+        before = faults()
+        block = bytearray(b"1") * (200 * 2**20)
+        del block
+    print(faults() - before, held())
+print(held())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_kept_memory_is_used_again_and_returned_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-c", FILL], capture_output=True, text=True, check=True)
+    faults, inside, after = map(int, done.stdout.split())
+    assert faults < 50
+    assert inside > 200 > 100 > after

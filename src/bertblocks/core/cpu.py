@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,11 @@ BELOW_AMX = "AVX512_CORE_FP16"
 #: How many compiled operations oneDNN keeps, 1,024 by default. Every shape needs its own, of about half a megabyte, so
 #: ragged batches would fill the cache with what is not used again. One forward pass needs up to 10.
 CACHED_PRIMITIVES = 64
+#: glibc's numbers of two limits: free memory at the end of the heap above the first returns to the system, and a block
+#: above the second is requested from the system alone.
+TRIM, ALONE = -1, -3
+#: The largest values that glibc sets by itself.
+OWN_LIMITS = {TRIM: 2**26, ALONE: 2**25}
 
 
 @cache
@@ -71,3 +78,25 @@ def allowed_cpus() -> int:
             if quota > 0 and period > 0:
                 return min(cpus, math.ceil(quota / period))
     return cpus
+
+
+@contextlib.contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keep freed memory for the next allocation inside the block, and return it to the system afterwards.
+
+    A training step needs the same large tensors as the one before. With glibc's limits the system takes back and
+    clears many of them each time: 13,400 page faults in a step of MiniLM on 32 texts in place of 1,600. Other C
+    libraries than glibc are left alone.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
+        yield
+        return
+    for limit in OWN_LIMITS:
+        library.mallopt(limit, 2**31 - 1)
+    try:
+        yield
+    finally:
+        for limit, value in OWN_LIMITS.items():
+            library.mallopt(limit, value)
+        library.malloc_trim(0)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from bertblocks.core.cpu import kept_memory
 from bertblocks.core.environment import peak_memory
 from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
@@ -127,6 +128,7 @@ class Trainer:
         for tracker in self.trackers:
             tracker.start(config or {}, self.state.step)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(kept_memory())
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
             if self.world.is_main:
