@@ -19,7 +19,18 @@ import numpy as np
 from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.storage import PARTIAL, atomic_file, lock_folder, read_json, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
-from bertblocks.data.tokens import INFO, TokenStore, crc32
+from bertblocks.data.tokens import (
+    BLOCKS,
+    INFO,
+    LENGTH,
+    SPLITS,
+    START,
+    TokenStore,
+    crc32,
+    index_names,
+    index_shard,
+    select,
+)
 from bertblocks.data.workers import worker_pool
 from bertblocks.text.records import DataError
 
@@ -130,6 +141,8 @@ def make_shard(corpus: Corpus, shard: Any, folder: Path, number: int) -> None:
             counts["held_out_documents"] += int(held_out.sum())
             counts["held_out_tokens"] += int(lengths[held_out].sum())
         writer.finalize(close_stream=False)
+    with atomic_file(_index(folder, number)) as file:
+        np.save(file, index_shard(_arrow(folder, number)))
     write_json(
         _marker(folder, number), {"tally": asdict(records), "counts": counts, "crc32": crc32(_arrow(folder, number))}
     )
@@ -172,6 +185,10 @@ def _arrow(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.arrow"
 
 
+def _index(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.npy"
+
+
 def _marker(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.json"
 
@@ -205,11 +222,12 @@ def claim_folder(folder: Path, fingerprint: str, overwrite: bool) -> None:
             f"{folder} has tokens of another corpus or tokenizer; choose another folder, or replace them with "
             "--overwrite (overwrite=True)."
         )
-    for path in (folder / INFO, folder / PLAN, folder / TOKENIZER):
+    indices = [folder / name for split in SPLITS for name in index_names(split)]
+    for path in (folder / INFO, folder / PLAN, folder / TOKENIZER, *indices, *folder.glob(f"{BLOCKS}*.npz")):
         path.unlink(missing_ok=True)
     for number in range(plan["shards"]):
-        _marker(folder, number).unlink(missing_ok=True)
-        _arrow(folder, number).unlink(missing_ok=True)
+        for path in (_marker(folder, number), _arrow(folder, number), _index(folder, number)):
+            path.unlink(missing_ok=True)
 
 
 def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
@@ -227,10 +245,39 @@ def _summary(folder: Path, shards: int, fingerprint: str) -> dict[str, Any]:
         if "crc32" in marker:
             checksums[_arrow(folder, number).name] = marker["crc32"]
     duplicates = {"duplicates": records.duplicates} if records.duplicates else {}
+    documents = _write_indices(folder, shards)
+    checksums |= {name: crc32(folder / name) for split in SPLITS for name in index_names(split)}
     return {
         "fingerprint": fingerprint,
         "counts": {"documents": records.good, "bad_records": records.bad, **duplicates, **counts},
         "bad_records": records.named,
         "shards": [_arrow(folder, number).name for number in range(shards)],
+        "documents": documents,
         "checksums": checksums,
     }
+
+
+def _write_indices(folder: Path, shards: int) -> dict[str, list[int]]:
+    """Joins the tables of all shards into the files of lengths and starts. Returns the documents of each shard."""
+    counts: dict[str, list[int]] = {split: [] for split in SPLITS}
+    with contextlib.ExitStack() as stack:
+        files = {
+            name: stack.enter_context(atomic_file(folder / name)) for split in SPLITS for name in index_names(split)
+        }
+        for number in range(shards):
+            table = _read_index(folder, number)
+            for split in SPLITS:
+                chosen = select(table, split)
+                counts[split].append(len(chosen))
+                lengths, starts = index_names(split)
+                files[lengths].write(chosen["length"].astype(LENGTH).tobytes())
+                files[starts].write(chosen["start"].astype(START).tobytes())
+    return counts
+
+
+def _read_index(folder: Path, number: int) -> np.ndarray:
+    """The table of a shard's documents. Shards of an earlier version have no file of it."""
+    try:
+        return np.load(_index(folder, number), allow_pickle=False)
+    except (OSError, ValueError):
+        return index_shard(_arrow(folder, number))

@@ -15,7 +15,7 @@ from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.duplicates import DistinctCorpus, remove_duplicates
 from bertblocks.data.parts import PartOrder, TokenParts, clear_parts
 from bertblocks.data.prepare import DUPLICATES, TOKENIZER, describe_tokenizer, prepare
-from bertblocks.data.tokens import INFO, TokenStore, TokenSubset
+from bertblocks.data.tokens import INFO, TokenDocuments, TokenStore
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
 from bertblocks.text.tokenizers import load_fast_tokenizer, save_tokenizer
 from bertblocks.training.checkpoints import CheckpointFolder
@@ -39,12 +39,12 @@ class TokenizedCorpus:
     """
 
     tokenizer: PreTrainedTokenizerFast
-    train: dict[str, TokenSubset]
-    held_out: list[TokenSubset]
+    train: dict[str, TokenDocuments]
+    held_out: list[TokenDocuments]
     streamed: dict[str, TokenParts]
 
     @property
-    def sources(self) -> dict[str, TokenSubset | TokenParts]:
+    def sources(self) -> dict[str, TokenDocuments | TokenParts]:
         return {**self.train, **self.streamed}
 
     @property
@@ -63,12 +63,11 @@ def prepare_corpus(recipe: Recipe, world: World, progress: Progress) -> Tokenize
     sources = recipe.corpus.sources
     streamed = {source.name: _open_parts(recipe, source, tokenizer, folder) for source in sources if source.stream}
     stores = {source.name: TokenStore(_token_folder(recipe, source, folder)) for source in sources}
-    parts = {name: store.split() for name, store in stores.items()}
-    distinct = {_owner_name(recipe, source): parts[source.name][1] for source in sources}
+    distinct = {_owner_name(recipe, source): stores[source.name].held_out for source in sources}
     held_out = [subset for subset in distinct.values() if len(subset)]
     if not held_out:
         raise RecipeError("No texts are held out for evaluation; raise corpus.held_out or provide more texts.")
-    return TokenizedCorpus(tokenizer, {name: train for name, (train, _) in parts.items()}, held_out, streamed)
+    return TokenizedCorpus(tokenizer, {name: store.train for name, store in stores.items()}, held_out, streamed)
 
 
 def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedTokenizerFast, folder: Path) -> TokenParts:
