@@ -1,5 +1,7 @@
 """Several processes, launched by torchrun, train the same weights as one process."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -8,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from bertblocks.cli.main import app
 from bertblocks.core.metrics_file import read_metrics
 from tests.training.helpers import make_experts, train
 
@@ -60,8 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> 
     return folder
 
 
-def launch(python: list[str], arguments: list[str], *options: str, **environment: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+def launch(python: list[str], arguments: list[str], *options: str, processes: int = 2, **environment: str) -> None:
+    number = f"--nproc-per-node={processes}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", number, *options]
     done = subprocess.run(
         [*command, "--no-python", *python, "-m", "tests.training.helpers", *arguments],
         capture_output=True,
@@ -80,11 +86,33 @@ def curve(folder: Path) -> list[float]:
 
 def assert_same(folder: Path, alone: Path) -> None:
     assert curve(folder) == pytest.approx(curve(alone), rel=1e-4)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(last_checkpoint(run) / name) for run in (folder, alone))
-        assert set(ours) == set(theirs)
-        for key, value in theirs.items():
-            torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
+    ours, theirs = (read_state(last_checkpoint(run)) for run in (folder, alone))
+    assert set(ours) == set(theirs)
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
+
+
+def read_state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, put together by hand if each process wrote its parts."""
+    if not (checkpoint / "shards").is_dir():
+        files = {"model": "model", "optimizer": "optimizer", "ema": "ema"}
+        found = {kind: checkpoint / f"{name}.safetensors" for kind, name in files.items()}
+        return {
+            f"{kind}/{name}": value
+            for kind, path in found.items()
+            if path.is_file()
+            for name, value in load_file(path).items()
+        }
+    parts: dict[str, list[tuple[list[int], torch.Tensor]]] = {}
+    for path in (checkpoint / "shards").iterdir():
+        with safe_open(path, framework="pt") as file:
+            offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():  # noqa: SIM118
+                parts.setdefault(name, []).append((offsets[name]["saved_offsets"], file.get_tensor(name)))
+    # FSDP2 divides the first dimension
+    assert not any(any(offset[1:]) for placed in parts.values() for offset, _ in placed)
+    ordered = {name: [part for _, part in sorted(placed, key=lambda entry: entry[0])] for name, placed in parts.items()}
+    return {name: torch.cat(joined) if len(joined) > 1 else joined[0] for name, joined in ordered.items()}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -99,6 +127,46 @@ def test_a_sharded_run_continues_on_one_process(folder: Any, tmp_path: Path) -> 
     take_back(sharded)
     train(sharded, SHORT)
     assert_same(sharded, tmp_path)
+
+
+#: Runs of four processes; the last one continues in two.
+FOUR = {
+    "ddp": ["run.parallel=ddp"],
+    "fsdp": ["run.parallel=fsdp", "run.ema=0.9"],
+    "hybrid": ["run.parallel=hybrid", "run.shard_over=2", "run.ema=0.9"],
+    "muon hybrid": [*MUON, "run.parallel=hybrid", "run.shard_over=2"],
+}
+
+
+@pytest.mark.slow
+def test_four_processes_give_the_weights_of_one_and_two_continue_them(tmp_path: Path) -> None:
+    runs = [" ".join([str(home(tmp_path, name)), SHORT, "run.checkpoints.every=6", *FOUR[name]]) for name in FOUR]
+    launch([sys.executable], " -- ".join(runs).split(), processes=4)
+    for name, overrides in FOUR.items():
+        alone = home(tmp_path, f"alone {name}")
+        train(alone, SHORT, *[text for text in overrides if "parallel" not in text and "shard_over" not in text])
+        assert_same(home(tmp_path, name), alone)
+        take_back(home(tmp_path, name))
+    launch([sys.executable], " -- ".join(runs).split(), processes=2)
+    for name in FOUR:
+        assert_same(home(tmp_path, name), home(tmp_path, f"alone {name}"))
+
+
+def test_a_process_writes_only_its_parts_and_convert_puts_them_together(folder: Any, tmp_path: Path) -> None:
+    checkpoint = last_checkpoint(home(folder, "fsdp"))
+    files = sorted((checkpoint / "shards").iterdir())
+    sizes = [sum(load_file(file)[name].numel() for name in load_file(file)) for file in files]
+    assert len(files) == 2
+    assert max(sizes) < 1.1 * min(sizes)
+    assert not list(checkpoint.glob("*.safetensors"))
+    marked = json.loads((checkpoint / "complete.json").read_text())["sha256"]
+    assert {f"shards/{file.name}" for file in files} < set(marked)
+    assert marked[f"shards/{files[1].name}"] == hashlib.sha256(files[1].read_bytes()).hexdigest()
+    assert {path.suffix for path in checkpoint.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+    done = CliRunner().invoke(app, ["convert", str(checkpoint), str(tmp_path / "whole")])
+    assert done.exit_code == 0, done.output
+    whole, state = load_file(tmp_path / "whole" / "model.safetensors"), read_state(checkpoint)
+    assert all(torch.equal(value, state[f"model/{name}"]) for name, value in whole.items())
 
 
 @pytest.mark.slow

@@ -35,8 +35,6 @@ POOL_ROWS = 1024
 POOLS_PER_GRADE = 2
 #: Chunks per pool are fixed-point numbers with this many fractional bits, so shares are exact in the long run.
 FRACTION_BITS = 32
-#: Plans the next pool of the stream in use.
-PLANNER = ThreadPoolExecutor(1, thread_name_prefix="packing")
 
 
 @dataclass(frozen=True)
@@ -152,6 +150,7 @@ class PackedStream:
         ]
         self._pool: _Pool | None = None
         self._next: Future[_Pool] | None = None
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="packing")
 
     def take(self, position: Position, count: int) -> tuple[list[Row], Position]:
         """The next `count` rows, and the position after them."""
@@ -176,7 +175,7 @@ class PackedStream:
                 pool = self._pack(*wanted)
             self._pool, self._next = pool, None
             if not self.streamed:  # planning could wait for the tokens of the next part
-                self._next = PLANNER.submit(self._pack, position.pool + 1, position.cursors)
+                self._next = self._planner.submit(self._pack, position.pool + 1, position.cursors)
         return pool
 
     def _pack(self, pool: int, cursors: Mapping[str, Cursor]) -> _Pool:

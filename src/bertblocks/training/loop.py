@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -31,6 +32,7 @@ from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
 from bertblocks.training.routing import RoutingMetrics
+from bertblocks.training.saving import CheckpointWriter
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.task import TrainingTask
@@ -96,7 +98,9 @@ class Trainer:
             self.model.gradient_checkpointing_enable()
         if run.compile:
             compile_feed_forward(self.model)
-        self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights)
+        self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights, run.shard_over)
+        self.is_sharded = isinstance(self.parallel_model, FSDPModule)
+        self.writer = CheckpointWriter(self.checkpoints, world, self.is_sharded)
         self.optimizers = optimizers(self.model)
         self.ema = WeightAverage(self.model, run.ema) if run.ema else None
         precision = choose_precision(run.precision, world.device)
@@ -120,6 +124,7 @@ class Trainer:
         for tracker in self.trackers:
             tracker.start(config or {}, self.state.step)
         with contextlib.ExitStack() as stack:
+            stack.callback(self.writer.close)
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
             if self.world.is_main:
@@ -132,6 +137,7 @@ class Trainer:
             if self.state.step == 0 and self.run.evaluation.every:
                 self._evaluate_start()
             self._steps(batches, after_step)
+            self.writer.wait()
         return Outcome(self.state, self._signal, self.evaluation)
 
     def _steps(self, batches: Iterator[PreparedStep], after_step: Callable[[], None]) -> None:
@@ -167,7 +173,7 @@ class Trainer:
         return self.state.step >= self.task.total_steps or (budget is not None and self.state.seconds >= budget)
 
     def _resume(self) -> None:
-        latest = self.checkpoints.find_latest()
+        latest = self.world.from_main(self.checkpoints.find_latest)
         for problem in latest.problems:
             fallback = "resuming from the previous one" if latest.path else "there is no other, so the run starts again"
             if self.world.is_main:
@@ -366,17 +372,13 @@ class Trainer:
         self.routing.move_to(state.window, self.world)
         state.scaler = self.scaler.state_dict()
         state.random = {"seed": self.run.seed, "step": state.step}
-        snapshot = Snapshot(self.model, self.optimizers, self.ema)
-
-        def write_files(folder: Path) -> None:
-            snapshot.write(folder, state)
-            self.write_extras(folder)
-
-        def work() -> None:
+        self.writer.wait()
+        snapshot = None
+        if self.is_sharded or self.world.is_main:
+            snapshot = Snapshot(self.model, self.optimizers, self.ema, self.is_sharded)
+        if self.world.is_main:
             self.metrics.flush()
-            self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
-
-        self.world.run_on_main(work)
+        self.writer.save(snapshot, state, self.write_extras, protected=state.best.step if state.best else None)
 
 
 def compile_feed_forward(model: nn.Module) -> None:

@@ -213,8 +213,11 @@ class Run(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto means bf16 where the hardware has bf16 units, and fp32 elsewhere. fp16 uses loss scaling."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Data parallelism over processes: a full copy of the model each (ddp), or a shard each (FSDP2)."""
+    parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
+    """Data parallelism over processes: a full copy of the model each (ddp), a shard each (FSDP2), or a copy in each
+    group of processes, in which each has a shard (hybrid)."""
+    shard_over: Count | None = None
+    """The processes of a group under hybrid. None: those of a node."""
     micro_batch_tokens: Count | None = None
     """Tokens per forward pass of a process; gradients accumulate over micro-batches. None: no accumulation."""
     gradient_checkpointing: bool = False
