@@ -178,7 +178,7 @@ def test_several_processes_give_the_same_files(tmp_path: Path, corpus: Any, toke
 
 
 def contents(folder: Any) -> Any:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_existing_shards_are_reused(
@@ -186,12 +186,12 @@ def test_existing_shards_are_reused(
 ) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     made = []
     monkeypatch.setattr("bertblocks.data.prepare.make_shard", lambda *args: made.append(args) or make_shard(*args))  # type: ignore[func-returns-value]
     prepare(corpus, tokenizer, folder, workers=1)
     assert not made
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()} == before
     (folder / "shard-00002.json").unlink()
     prepare(corpus, tokenizer, folder, workers=1)
     assert [args[-1] for args in made] == [2]
@@ -422,6 +422,69 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path: Path) -> None
     assert (counts["documents"], counts["bad_records"]) == (200, 1)
     assert counts["tokens"] == TokenStore(tmp_path / "store").train.lengths[:].sum()
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
+
+
+def test_workers_with_shards_of_their_own_write_the_files_of_one(tmp_path: Path, tokenizer: Any) -> None:
+    for number in range(5):
+        write_texts(tmp_path / f"{number}.jsonl", make_texts(300, number))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    arguments = [tmp_path / "*.jsonl", "--tokenizer", tmp_path / "tokenizer", "--held-out", "0.1", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertblocks.data.corpus.SHARD_BYTES", 8_000)
+        patch.setattr("bertblocks.data.corpus.FileCorpus.shard_bytes", 8_000)
+        assert run("data", "prepare", tmp_path / "one", *arguments, "--workers", 1).exit_code == 0
+        results = []
+        for worker in ("1/3", "2/3", "0/3"):
+            done = run("data", "prepare", tmp_path / "three", *arguments, "--workers", 1, "--shard", worker)
+            assert done.exit_code == 0, done.output
+            results.append(json.loads(done.stdout))
+    assert [result.get("is_complete") for result in results] == [False, False, None]
+    assert results[-1]["documents"] == 1500
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+    verified = [run("data", "verify", tmp_path / "three", "--json", "--shard", f"{i}/2") for i in range(2)]
+    assert (
+        sum(json.loads(done.stdout)["files"] for done in verified)
+        == len(list((tmp_path / "three").glob("*.arrow"))) + 4
+    )
+    wrong = run("data", "prepare", tmp_path / "three", *arguments, "--shard", "3/3")
+    assert wrong.exit_code == 1
+    assert "--shard is '3/3'; it must be I/N" in wrong.stderr
+
+
+def test_texts_and_tokens_may_be_at_an_address(
+    tmp_path: Path, corpus: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files come when they are first used, and are compared with their checksums."""
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("BERTBLOCKS_CACHE", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    system.put(str(tmp_path / "a.jsonl"), "/texts/a.jsonl")
+    remote = FileCorpus(("memory://texts/*.jsonl",), held_out=0.1)
+    texts = [document.text for document in remote.documents(RecordCounts())]
+    assert texts == make_texts(600)
+    here = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    system.put(str(tmp_path / "store"), "/tokens", recursive=True)
+    store = TokenStore("memory://tokens")
+    assert not list(store.folder.glob("*.arrow"))
+    assert store.train[0].tolist() == here.train[0].tolist()
+    assert [path.name for path in store.folder.glob("*.arrow")] == ["shard-00000.arrow"]
+    last = len(here.train) - 1
+    system.pipe_file("/tokens/" + here.shards[-1], b"damaged!")
+    with pytest.raises(ValueError, match="does not have the checksum"):
+        store.train[last]
+    system.put(str(tmp_path / "store" / here.shards[-1]), "/tokens/" + here.shards[-1])
+    assert TokenStore("memory://tokens").train[last].tolist() == here.train[last].tolist()
+    with pytest.raises(FileNotFoundError, match=r"memory://none has no tokens\.json"):
+        TokenStore("memory://none")
+
+
+def test_verify_names_a_damaged_file(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+    prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    shard = tmp_path / "store" / "shard-00001.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    done = run("data", "verify", tmp_path / "store")
+    assert done.exit_code == 1
+    assert "shard-00001.arrow is damaged (its checksum differs)" in done.stderr
 
 
 def test_a_full_disk_while_a_tokenizer_is_written_gives_one_sentence(tmp_path: Path) -> None:

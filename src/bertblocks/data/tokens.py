@@ -7,11 +7,13 @@ these files, which are read where they are needed and never as a whole.
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -19,10 +21,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertblocks.core.storage import read_json
+from bertblocks.core.addresses import is_address, open_filesystem
+from bertblocks.core.storage import atomic_file, read_json, write_json
 
-#: The file that marks a folder as complete and describes its contents.
-INFO = "tokens.json"
+#: The file that marks a folder as complete and describes its contents, and that of the tokenizer.
+INFO, TOKENIZER = "tokens.json", "tokenizer.json"
+#: In the local folder of a store that is elsewhere, the file with its address.
+ORIGIN = "origin.json"
+#: The environment variable with the folder for files of stores that are elsewhere. Default: ~/.cache/bertblocks.
+CACHE = "BERTBLOCKS_CACHE"
 #: An entry for each document of a shard, in order: its first id, counted in ids from the start of the file.
 DOCUMENT = np.dtype([("start", "<u8"), ("length", "<u4"), ("held_out", "?")])
 SPLITS = ("train", "held_out")
@@ -86,7 +93,7 @@ class TokenDocuments:
             )
         shard = int(np.searchsorted(self._first, index, side="right")) - 1
         start, length = int(self._starts[index : index + 1][0]), int(self.lengths[index : index + 1][0])
-        path = self.store.folder / self.store.shards[shard]
+        path = self.store.local(self.store.shards[shard])
         try:
             ids = self.store.map_shard(path)[start : start + length]
         except (OSError, ValueError) as error:
@@ -99,12 +106,15 @@ class TokenDocuments:
 class TokenStore:
     """The documents of a folder that `prepare` wrote: `train`, and `held_out` for evaluation.
 
+    The folder may be at an fsspec address such as `s3://bucket/tokens`. Its files then come into a local folder when
+    they are first used, are compared with their checksums, and stay there.
+
     `counts` has the numbers of documents, tokens, bad records and so on. `verify` compares every shard with its
     checksum, which reads all of it once; None does so up to `VERIFIED_BYTES`.
     """
 
     def __init__(self, folder: Path | str, verify: bool | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder = cache_store(folder) if is_address(folder) else Path(folder)
         if not (self.folder / INFO).is_file():
             raise FileNotFoundError(f"{folder} has no {INFO}; write it with `bertblocks data prepare`.")
         info = read_json(self.folder / INFO)
@@ -115,6 +125,8 @@ class TokenStore:
             self.fingerprint: str = info["fingerprint"]
             self.shards: list[str] = list(info["shards"])
             self.checksums: dict[str, int] = info.get("checksums", {})  # older folders have none
+            origin = self.folder / ORIGIN
+            self.origin: str | None = read_json(origin)["address"] if origin.is_file() else None
             is_small = 4 * self.counts.get("tokens", 0) <= VERIFIED_BYTES
             if is_small if verify is None else verify:
                 self.verify()
@@ -132,7 +144,7 @@ class TokenStore:
             kinds: tuple[np.dtype, ...] = (LENGTH, START)
             for name, kind in zip(index_names(split), kinds, strict=True):
                 try:
-                    files.append(FileNumbers(self.folder / name, kind, sum(counts[split])))
+                    files.append(FileNumbers(self.local(name), kind, sum(counts[split])))
                 except (OSError, ValueError) as error:
                     raise self._damaged(name, str(error)) from error
             documents.append(TokenDocuments(self, split, counts[split], *files))
@@ -140,9 +152,24 @@ class TokenStore:
 
     def _index_shard(self, name: str) -> NDArray:
         try:
-            return index_shard(self.folder / name)
+            return index_shard(self.local(name))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise damaged_shard(self.folder / name, str(error)) from error
+
+    def local(self, name: str) -> Path:
+        """A file of the store, which is fetched if the store is elsewhere and it is not here yet."""
+        path = self.folder / name
+        if self.origin is None or path.is_file():
+            return path
+        system, root = open_filesystem(self.origin)
+        value = 0
+        with system.open(f"{root}/{name}", "rb") as source, atomic_file(path) as file:
+            while chunk := source.read(_CHUNK):
+                value = zlib.crc32(chunk, value)
+                file.write(chunk)
+            if value != self.checksums.get(name):
+                raise ValueError(f"{self.origin}/{name} does not have the checksum that {INFO} names.")
+        return path
 
     def verify(self, part: tuple[int, int] = (0, 1)) -> int:
         """Compares files with their checksums; `part` i of n takes every n-th file. Returns how many it has read."""
@@ -150,6 +177,8 @@ class TokenStore:
         names = list(self.checksums)[number::count]
         for name in names:
             path = self.folder / name
+            if self.origin is not None and not path.is_file():
+                continue  # it is verified when it comes
             problem = None
             try:
                 if crc32(path) != self.checksums[name]:
@@ -167,6 +196,27 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self.train) + len(self.held_out)
+
+
+def cache_store(address: str) -> Path:
+    """The local folder for the files of a store at an address; another version of the store has another folder."""
+    system, root = open_filesystem(address)
+    try:
+        info = json.loads(system.cat_file(f"{root.rstrip('/')}/{INFO}"))
+        tokenizer = json.loads(system.cat_file(f"{root.rstrip('/')}/{TOKENIZER}"))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{address} has no {INFO}; write it with `bertblocks data prepare`.") from error
+    except ValueError as error:
+        raise ValueError(f"{address}/{INFO} is not valid JSON: {error}.") from error
+    digest = blake2b(f"{address} {info.get('fingerprint')}".encode(), digest_size=8).hexdigest()
+    root_folder = os.environ.get(CACHE) or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bertblocks"
+    )
+    folder = Path(root_folder) / f"tokens-{digest}"
+    for name, value in ((ORIGIN, {"address": address.rstrip("/")}), (TOKENIZER, tokenizer), (INFO, info)):
+        if not (folder / name).is_file():
+            write_json(folder / name, value)
+    return folder
 
 
 def _in_memory(store: TokenStore, split: str, tables: Sequence[NDArray]) -> TokenDocuments:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.core.addresses import is_address
 from bertblocks.core.settings import RecipeError
 from bertblocks.core.storage import atomic_folder, read_json
 from bertblocks.data.corpus import Corpus, CorpusPart, FileCorpus, dataset_corpus
 from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.duplicates import DistinctCorpus, remove_duplicates
 from bertblocks.data.parts import PartOrder, TokenParts, clear_parts
-from bertblocks.data.prepare import DUPLICATES, TOKENIZER, describe_tokenizer, prepare
-from bertblocks.data.tokens import INFO, TokenDocuments, TokenStore
+from bertblocks.data.prepare import DUPLICATES, describe_tokenizer, prepare
+from bertblocks.data.tokens import INFO, TOKENIZER, TokenDocuments, TokenStore, cache_store
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
 from bertblocks.text.tokenizers import load_fast_tokenizer, save_tokenizer
 from bertblocks.training.checkpoints import CheckpointFolder
@@ -79,7 +80,9 @@ def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedToken
 
 
 def _token_folder(recipe: Recipe, source: CorpusSource, folder: Path) -> Path:
-    return Path(source.tokens) if source.tokens else folder / _owner_name(recipe, source)
+    if source.tokens:
+        return cache_store(source.tokens) if is_address(source.tokens) else Path(source.tokens)
+    return folder / _owner_name(recipe, source)
 
 
 def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
@@ -105,7 +108,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     tokenizer = _get_tokenizer(recipe, named, list(corpora.values()), folder / "tokenizer", progress)
     for source in settings.sources:
         if source.tokens:
-            _check_tokens(Path(source.tokens), tokenizer)
+            _check_tokens(_token_folder(recipe, source, folder), tokenizer)
     for name, corpus in corpora.items():
         store = prepare(corpus, tokenizer, folder / name, workers, settings.max_bad_share, overwrite=True)
         counts = store.counts

@@ -58,13 +58,14 @@ class CorpusSource(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] = "docstrings"
     """The name in mixtures and reports, and of the token folder: letters, digits, `.`, `_` and `-`."""
     files: list[str] | None = None
-    """Files, folders and globs of .txt, .jsonl, .csv and .parquet files, optionally compressed as .gz or .zst."""
+    """Files, folders, globs and addresses of .txt, .jsonl, .csv and .parquet files, optionally as .gz or .zst."""
     dataset: str | None = None
     """A dataset of the `datasets` library, as NAME or NAME:CONFIG."""
     builtin: Literal["docstrings"] | None = None
     """The docstrings of Python and the installed packages."""
     tokens: str | None = None
-    """A folder that `bertblocks data prepare` wrote with the tokenizer that `tokenizer.load` names."""
+    """A folder that `bertblocks data prepare` wrote with the tokenizer that `tokenizer.load` names, or its address,
+    such as s3://bucket/tokens; its files come into a local folder (BERTBLOCKS_CACHE) when they are first used."""
     column: str = "text"
     """The column or key that holds the text."""
     one_per: Literal["paragraph", "line", "file"] = "paragraph"
