@@ -62,10 +62,10 @@ class CheckpointFolder:
         self._remove_old(step, protected)
         return target
 
-    def find_latest(self) -> LatestCheckpoint:
-        """The newest complete checkpoint, and the reason why each newer one does not count."""
+    def find_latest(self, is_wanted: Callable[[int], bool] = lambda step: True) -> LatestCheckpoint:
+        """The newest complete checkpoint at a wanted step, and the reason why each newer one does not count."""
         problems: list[str] = []
-        for step in sorted(self.steps(), reverse=True):
+        for step in sorted(filter(is_wanted, self.steps()), reverse=True):
             path = self.path / f"step-{step:08d}"
             problem = verify_checkpoint(path)
             if problem is None:

@@ -42,6 +42,8 @@ class World:
     device: torch.device
     #: The group in which processes wait for the main one, for hours if need be. Other operations keep torch's timeout.
     main_group: dist.ProcessGroup | None = None
+    #: What processes tell each other apart from collective operations.
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -97,18 +99,29 @@ def join(device: str = "auto") -> World:
         torch.cuda.set_device(own_device)
     if size > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
-        # restarted processes must not read the addresses of the previous attempt
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = dist.PrefixStore(_attempt(), store)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size)
         atexit.register(_leave)  # a program may train several times, but can join only once
     if size == 1:
         return World(0, 1, own_device)
-    return World(dist.get_rank(), size, own_device, _main_group())
+    return World(dist.get_rank(), size, own_device, _main_group(), _store())
 
 
 @cache
 def _main_group() -> dist.ProcessGroup:
     return dist.new_group(timeout=MAIN_TIMEOUT, backend="gloo")
+
+
+@cache
+def _store() -> dist.Store:
+    """A connection of its own to the server of the processes, which also serves while an operation hangs."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore(_attempt(), dist.TCPStore(host, port, is_master=False))
+
+
+def _attempt() -> str:
+    """Restarted processes must not read what those of the previous attempt told."""
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _leave() -> None:

@@ -23,6 +23,7 @@ from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
 from bertblocks.nn.moe import MixtureOfExperts
+from bertblocks.training.anomalies import find_anomaly
 from bertblocks.training.backward import BackwardPass
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.distributed import World, parallelize, reshard, to_full, unshard
@@ -37,10 +38,11 @@ from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.task import TrainingTask
 from bertblocks.training.trackers import Tracker
+from bertblocks.training.watchdog import Watchdog
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or the gradient norm is not finite. The step is not taken, and its batch is saved to a file."""
+    """The loss or the gradient norm of a step is not finite or a spike. It is not taken, and its batch is saved."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Trainer:
         self.state = TrainState(position=task.initial_position(), precision=precision)
         self.routing = RoutingMetrics(self.model)
         self.evaluation: dict[str, float] = {}
+        self._waited = 0.0  # for data, since the last line of metrics
         self._received = 0
         self._signal: int | None = None
 
@@ -125,6 +128,7 @@ class Trainer:
             tracker.start(config or {}, self.state.step)
         with contextlib.ExitStack() as stack:
             stack.callback(self.writer.close)
+            self.watchdog = stack.enter_context(Watchdog(self.world, self.run.hang_after))
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
             if self.world.is_main:
@@ -145,8 +149,11 @@ class Trainer:
         saved = state.step
         is_over = self._should_stop_early()
         while not self._is_finished() and not is_over and self._signal is None:
+            self.watchdog.beat(state.step)
             started = time.perf_counter()
+            waited = time.monotonic()
             prepared = next(batches)
+            self._waited += time.monotonic() - waited
             self._step(prepared)
             after_step()
             state.step, state.position = prepared.step + 1, prepared.next_position
@@ -158,6 +165,7 @@ class Trainer:
             is_last = self._is_finished()
             self._log(is_last)
             if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
+                self.watchdog.beat(state.step)
                 is_over = self._evaluate()
             is_best = state.best is not None and state.best.step == state.step
             periods = (run.checkpoints.every, run.checkpoints.milestones)
@@ -228,19 +236,18 @@ class Trainer:
         *means, received = world.sum([*sums.values(), float(self._received)])
         self._signal = (self._received or signal.SIGTERM) if received else None
         norm = self._update(step, sum(means), prepared)
-        self._accumulate(dict(zip(terms, means, strict=True)), norm, tokens, step)
+        self._accumulate({} if norm is None else dict(zip(terms, means, strict=True)), norm, tokens, step)
 
-    def _update(self, step: int, loss: float, prepared: PreparedStep) -> float:
-        """Clips gradients and takes the step if loss and gradients are finite. Returns the gradient norm."""
+    def _update(self, step: int, loss: float, prepared: PreparedStep) -> float | None:
+        """Clips gradients and takes the step, unless it is an anomaly. Returns the gradient norm; None if skipped."""
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = to_full(torch.nn.utils.get_total_norm(gradients))
-        is_finite = math.isfinite(loss) and (self.scaler.is_enabled() or math.isfinite(norm))
-        if not is_finite:
-            what = "loss" if not math.isfinite(loss) else "gradient norm"
-            value = loss if what == "loss" else norm.item()
-            self._stop_non_finite(step, f"The {what} of step {step + 1} is {value}", prepared)
+        known = 0.0 if self.scaler.is_enabled() else float(norm)  # in fp16 an overflow only lowers the loss scale
+        if anomaly := find_anomaly(loss, known, step, self.state, self.run.anomalies):
+            self._skip(*anomaly, step, prepared)
+            return None
         if self.clip is not None and norm > self.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
         self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
@@ -257,7 +264,32 @@ class Trainer:
             self.ema.update(step)
         return float(norm)
 
-    def _stop_non_finite(self, step: int, problem: str, prepared: PreparedStep) -> None:
+    def _skip(self, action: str, problem: str, step: int, prepared: PreparedStep) -> None:
+        """Leaves out a step: stops the run, or goes on from here or from the weights of the checkpoint before."""
+        limit = self.run.anomalies.limit
+        if action == "stop" or self.state.skipped >= limit:
+            reason = "" if action == "stop" else f" Already {limit} steps were skipped (run.anomalies.limit)."
+            self._stop(step, problem, reason, prepared)
+        self.state.skipped += 1
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.scaler.update()
+        if action == "rewind":
+            problem += f"; the weights go back to {self._rewind()}"
+        if self.world.is_main:
+            logger.warning(f"{problem}; the step was skipped.")
+
+    def _rewind(self) -> str:
+        """Restores weights and optimizer from the newest checkpoint that every run of this recipe writes."""
+        self.writer.wait()
+        every = self.run.checkpoints.every
+        latest = self.world.from_main(lambda: self.checkpoints.find_latest(lambda step: step % every == 0))
+        if latest.path is None:
+            return "nothing, because no checkpoint was written yet"
+        restore(latest.path, self.model, self.optimizers, self.ema)
+        return latest.path.name
+
+    def _stop(self, step: int, problem: str, reason: str, prepared: PreparedStep) -> None:
         """Saves this process's part of the batch and raises before the step is taken."""
         file = self.folder / f"not-finite-step-{step + 1:08d}-process-{self.world.rank}.safetensors"
         tensors = {
@@ -267,17 +299,18 @@ class Trainer:
             if isinstance(value, Tensor)
         }
         save_tensors(tensors, file)
-        raise NonFiniteError(f"{problem}; the step was not taken. Its batch is saved in {file}.")
+        raise NonFiniteError(f"{problem}; the step was not taken. Its batch is saved in {file}.{reason}")
 
     # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
-    def _accumulate(self, means: dict[str, float], norm: float, tokens: int, step: int) -> None:
-        """Adds a step to the sums for the next line of metrics."""
+    def _accumulate(self, means: dict[str, float], norm: float | None, tokens: int, step: int) -> None:
+        """Adds a step to the sums for the next line of metrics; one without a norm was skipped."""
         self.state.tokens += tokens
         slots = self.task.step_info(step).get("slots", 0)
-        added = {"steps": 1, "tokens": tokens, "slots": slots, "gradient_norm": norm}
+        added: dict[str, float] = {"steps": 1, "tokens": tokens, "slots": slots}
+        added |= {"skipped": 1} if norm is None else {"gradient_norm": norm}
         is_side = self.task.is_side_step(step)
-        if not is_side:
+        if not is_side and means:
             added["loss"] = sum(means.values())
         if is_side or len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
@@ -291,11 +324,12 @@ class Trainer:
         if is_due:
             self.routing.move_to(window, self.world)
         steps, seconds = window["steps"], max(window["seconds"], 1e-9)
+        taken = max(steps - window.get("skipped", 0), 1)
         losses = {key: value for key, value in window.items() if key.startswith("loss")}
         line: dict[str, Any] = {
             "step": state.step,
             "tokens": state.tokens,
-            **{key: value / steps for key, value in window.items() if key.startswith(("gradient", "router"))},
+            **{key: value / taken for key, value in window.items() if key.startswith(("gradient", "router"))},
             **{key: value / window.get(f"steps with {key}", steps) for key, value in losses.items()},
             "learning_rate": state.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
@@ -310,8 +344,18 @@ class Trainer:
             seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
         self.progress.update(state.step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_due:
-            self._write({**line, "seconds": state.seconds})
+            self._write({**line, **self._data_wait(seconds), "seconds": state.seconds})
             window.clear()
+
+    def _data_wait(self, seconds: float) -> dict[str, float]:
+        """The share of time that the process which waited longest for its data has waited, and which one that is."""
+        waits = self.world.sum([self._waited * (rank == self.world.rank) for rank in range(self.world.size)])
+        self._waited = 0.0
+        longest = max(range(len(waits)), key=waits.__getitem__)
+        share = {"data_wait": min(waits[longest] / seconds, 1.0)}
+        skipped = self.state.window.get("skipped")
+        share |= {"skipped_steps": skipped} if skipped else {}
+        return share | ({"data_wait_process": longest} if self.world.size > 1 else {})
 
     def _write(self, line: dict[str, Any]) -> None:
         if not self.world.is_main:

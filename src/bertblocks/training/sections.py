@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bertblocks.core.settings import Count, Positive, Section, Share
 from bertblocks.training.amounts import AmountField, Duration
+from bertblocks.training.anomalies import Anomalies
 from bertblocks.training.objective_sections import OBJECTIVES, MaskRateSchedule, ObjectiveSection, Rate
 from bertblocks.training.schedules import SCHEDULES, ScheduleSection
 
@@ -231,5 +232,10 @@ class Run(Section):
     profile: Count | None = None
     """Profiles this many steps, from the third on, into profile/trace.json (for Chrome or Perfetto) and table.txt."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    hang_after: Positive | None = 1800.0
+    """Seconds after which a process of several, whose step or evaluation does not end, reports the step of each process
+    and exits, so that torchrun starts all again. None: never."""
+    anomalies: Anomalies = Anomalies()
+    """What to do about losses that are not finite or much higher than before."""
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()

@@ -63,6 +63,10 @@ class TrainState:
     #: Recorded for readers only: generators are seeded for every micro-batch by seed, step, rank and index.
     random: dict[str, int] = field(default_factory=dict)
     precision: str = "fp32"
+    #: The mean of recent losses, of how many steps it is, and how many steps were skipped as anomalies.
+    loss_mean: float = 0.0
+    loss_steps: int = 0
+    skipped: int = 0
 
     @classmethod
     def read(cls, path: Path) -> TrainState:
