@@ -120,8 +120,12 @@ def _store() -> dist.Store:
 
 
 def _attempt() -> str:
-    """Restarted processes must not read what those of the previous attempt told."""
-    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    """Restarted processes must not read what those of the previous attempt told, unless each has a server of its own.
+
+    Nodes that join a run later count attempts from 0, so elastic runs need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True"
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_shared else 'own'}"
 
 
 def _leave() -> None:
