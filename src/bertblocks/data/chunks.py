@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.storage import atomic_file, lock_folder
 from bertblocks.data.hashing import combine, draw, permute
 from bertblocks.data.parts import TokenParts
@@ -127,13 +129,23 @@ class ChunkIndex:
             os.close(lock)
 
     def _count_blocks(self) -> tuple[NDArray[np.int64], int]:
-        counts, tokens = [np.zeros(1, dtype=np.int64)], 0
-        for start in range(0, len(self.documents.lengths), BLOCK * READ_BLOCKS):
-            lengths = self._read(start, start + BLOCK * READ_BLOCKS)
-            chunks = self.count_chunks(np.arange(start, start + len(lengths)), lengths)
-            counts.append(np.add.reduceat(chunks, np.arange(0, len(chunks), BLOCK)))
-            tokens += int(lengths[lengths >= self.least].sum())
-        return np.cumsum(np.concatenate(counts)), tokens
+        starts = range(0, len(self.documents.lengths), BLOCK * READ_BLOCKS)
+        with ThreadPoolExecutor(allowed_cpus()) as pool:  # numpy releases the GIL
+            parts = list(pool.map(self._count_part, starts))
+        counts = np.concatenate([np.zeros(1, dtype=np.int64), *(counts for counts, _ in parts)])
+        return np.cumsum(counts), sum(tokens for _, tokens in parts)
+
+    def _count_part(self, start: int) -> tuple[NDArray[np.int64], int]:
+        """The chunks of each of some blocks, and their tokens."""
+        lengths = np.asarray(self.documents.lengths[start : start + BLOCK * READ_BLOCKS])
+        most = self.sizes.most
+        if self.least == 1 and self.sizes.least == most:  # most corpora: in the numbers of the file, in few passes
+            chunks = (lengths + (most - 1)) // most
+        else:
+            chunks = self.count_chunks(np.arange(start, start + len(lengths)), lengths.astype(np.int64))
+            lengths = lengths[lengths >= self.least]
+        blocks = np.add.reduceat(chunks, np.arange(0, len(chunks), BLOCK), dtype=np.int64)
+        return blocks, int(lengths.sum(dtype=np.int64))
 
 
 #: The part and the chunk in it that come next; meaningless for a source without parts.
