@@ -1,13 +1,17 @@
 """Several processes, launched by torchrun, train the same weights as one process."""
 
+import contextlib
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors import safe_open
@@ -86,6 +90,10 @@ def curve(folder: Path) -> list[float]:
 
 def assert_same(folder: Path, alone: Path) -> None:
     assert curve(folder) == pytest.approx(curve(alone), rel=1e-4)
+    assert_same_values(folder, alone)
+
+
+def assert_same_values(folder: Path, alone: Path) -> None:
     ours, theirs = (read_state(last_checkpoint(run)) for run in (folder, alone))
     assert set(ours) == set(theirs)
     for key, value in theirs.items():
@@ -178,3 +186,61 @@ def test_torchrun_restarts_a_killed_process_and_the_run_continues(tmp_path: Path
     assert [line["step"] for line in read_metrics(tmp_path / "killed" / "metrics.jsonl") if "loss" in line] == [
         *range(1, 25)
     ]
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_node(folder: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """One of one to two nodes, each with a process. The first is the one that the others meet at."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    rendezvous += [f"--rdzv-conf=last_call_timeout=2,is_host={int(log.stem == 'first')}"]
+    nodes = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=20", "--local-addr=127.0.0.1", *rendezvous]
+    arguments = [str(folder), "phases.0.duration=48", "run.parallel=fsdp", "run.checkpoints.every=4"]
+    own = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "STEP_SECONDS": "0.3"}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *nodes, "-m", "tests.training.helpers", *arguments],
+            env={**os.environ, **own}, stderr=file,
+        )  # fmt: skip
+
+
+def kill_node(node: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [*psutil.Process(node.pid).children(recursive=True), psutil.Process(node.pid)]:
+            process.kill()
+    node.wait()
+
+
+@pytest.mark.slow
+def test_nodes_that_are_lost_and_added_continue_the_run(tmp_path: Path) -> None:
+    """The second node is killed and comes back; the run goes on with one process, then with two again."""
+    train(tmp_path / "alone", "phases.0.duration=48")
+    folder, port = tmp_path / "elastic", find_port()
+
+    def wait_for_step(step: int, patience: float = 240) -> None:
+        end = time.monotonic() + patience
+        while max((line["step"] for line in read_metrics(folder / "metrics.jsonl")), default=0) < step:
+            assert time.monotonic() < end, (tmp_path / "first.log").read_text()[-3000:]
+            time.sleep(0.2)
+
+    nodes = [start_node(folder, port, tmp_path / "first.log"), start_node(folder, port, tmp_path / "second.log")]
+    try:
+        wait_for_step(8)
+        kill_node(nodes[1])
+        wait_for_step(16)
+        nodes.append(start_node(folder, port, tmp_path / "third.log"))
+        assert nodes[0].wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
+    finally:
+        for node in nodes:
+            kill_node(node)
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines if "loss" in line] == [*range(1, 49)]
+    waited_on = ["data_wait_process" in line for line in lines if "loss" in line]  # only lines of several processes
+    assert waited_on[:4] == [True] * 4
+    assert False in waited_on
+    assert waited_on[-1]
+    assert_same_values(folder, tmp_path / "alone")
