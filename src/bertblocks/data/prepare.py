@@ -247,10 +247,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """The plan of an earlier call; None for a new folder. Raises if the folder has other contents."""
+    # names come first: another process may write its plan, and then other files, between the two
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
     plan = _read(folder / PLAN)
     if isinstance(plan.get("fingerprint"), str) and isinstance(plan.get("shards"), int):
         return plan
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
     if foreign := sorted(name for name in names if name not in (DOCSTRINGS, DUPLICATES) and not name.startswith(".")):
         raise DataError(f"{folder} has other contents ({foreign[0]}); choose another folder.")
     return None
