@@ -95,3 +95,18 @@ def test_spark(spark: Any, models: dict[str, str]) -> None:
     labels = {row.id: row.labels for row in labelled}
     expected_labels = Predictor(models["classify"], dtype=torch.float32).classify(TEXTS)
     assert [labels[number] for number in range(200)] == [result.labels for result in expected_labels]
+
+
+def test_tokens_written_on_ray_are_those_of_one_process(ray_cluster: Any, tmp_path: Path) -> None:
+    from bertblocks.data.corpus import FileCorpus
+    from bertblocks.data.prepare import write_shards
+    from bertblocks.text.tokenizer_training import train_tokenizer
+
+    (tmp_path / "texts.txt").write_text("one text of words\n\nanother text\n\n" * 500)
+    tokenizer = train_tokenizer("wordpiece", 60, ["one text of words", "another text"])
+    corpus = FileCorpus((str(tmp_path / "texts.txt"),), shard_bytes=4_000)
+    for name, on in (("here", None), ("ray", "ray")):
+        assert write_shards(corpus, tokenizer, tmp_path / name, workers=1, on=on)  # type: ignore[arg-type]
+    files = [path.name for path in (tmp_path / "here").iterdir() if path.is_file()]
+    assert len(files) > 10
+    assert all((tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes() for name in files)

@@ -410,8 +410,9 @@ def test_packing_docstrings_fills_at_least_98_percent_of_the_slots(tmp_path: Pat
     gather_docstrings(tmp_path / "docstrings.jsonl", roots=python_roots()[:1])
     corpus = docstring_corpus(tmp_path / "docstrings.jsonl")
     tokenizer = train_tokenizer("wordpiece", 8192, corpus.sample(4 * 10**6))
-    train, held_out = prepare(corpus, tokenizer, tmp_path / "tokens", workers=1).split()
-    assert 0 < held_out.lengths.sum() < 0.05 * train.lengths.sum()
+    store = prepare(corpus, tokenizer, tmp_path / "tokens", workers=1)
+    train = store.train
+    assert 0 < store.held_out.lengths[:].sum() < 0.05 * train.lengths[:].sum()
     stream = PackedStream([StreamSource(train)], length, 2, seed=0)
     rows, _ = stream.take(Position(), 2500)
     assert sum(len(chunk.ids) + 2 for row in rows for chunk in row) >= 0.98 * 2500 * length

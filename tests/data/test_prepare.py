@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from bertblocks.cli.main import app
-from bertblocks.data.corpus import FileCorpus
+from bertblocks.data.corpus import FileCorpus, RecordCounts
 from bertblocks.data.prepare import make_shard, prepare
 from bertblocks.data.tokens import TokenStore
 from bertblocks.text.records import DataError
@@ -132,19 +132,23 @@ def test_token_shards_contain_what_the_tokenizer_returns(tmp_path: Path, corpus:
     texts = make_texts(600)
     expected = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     assert len(store) == 600
-    assert [store[index].tolist() for index in range(600)] == expected
-    assert store[0].dtype == np.int32
-    assert store.lengths.tolist() == [len(ids) for ids in expected]
-    train, held_out = store.split()
-    assert sorted([*train.indices, *held_out.indices]) == list(range(600))
+    train, held_out = store.train, store.held_out
+    is_held_out = [document.held_out for document in corpus.documents(RecordCounts())]
+    for documents, flag in ((train, False), (held_out, True)):
+        own = [ids for ids, held in zip(expected, is_held_out, strict=True) if held is flag]
+        assert [documents[index].tolist() for index in range(len(documents))] == own
+        assert documents.lengths[:].tolist() == [len(ids) for ids in own]
+        assert documents.lengths[3:5].tolist() == [len(ids) for ids in own[3:5]]
+    assert train[0].dtype == np.int32
     assert 0 < len(held_out) < 200
-    assert held_out[0].tolist() == expected[held_out.indices[0]]
+    with pytest.raises(IndexError, match="none of number 600"):
+        train[600]
     assert store.counts == {
         "documents": 600,
         "bad_records": 0,
         "tokens": sum(map(len, expected)),
         "held_out_documents": len(held_out),
-        "held_out_tokens": int(held_out.lengths.sum()),
+        "held_out_tokens": int(held_out.lengths[:].sum()),
     }
 
 
@@ -155,15 +159,15 @@ def test_shards_are_memory_mapped_arrow_files_of_datasets(tmp_path: Path, corpus
     files = sorted((tmp_path / "store").glob("*.arrow"))
     assert len(files) > 3
     table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
-    assert table[7]["ids"] == store[7].tolist()
-    assert not store[7].flags.owndata
-    assert not store[7].flags.writeable
+    assert table.filter(lambda row: not row["held_out"])[7]["ids"] == store.train[7].tolist()
+    assert not store.train[7].flags.owndata
+    assert not store.train[7].flags.writeable
 
 
 def test_names_of_special_tokens_in_a_text_are_tokenized_as_text(tmp_path: Path, tokenizer: Any) -> None:
     write_texts(tmp_path / "a.jsonl", ["the [MASK] model", "[CLS] it"])
     store = prepare(FileCorpus((str(tmp_path / "a.jsonl"),)), tokenizer, tmp_path / "store", workers=1)
-    ids = np.concatenate([store[0], store[1]])
+    ids = np.concatenate([store.train[0], store.train[1]])
     assert not np.isin(ids, [2, 3, 4]).any()
 
 
@@ -174,7 +178,7 @@ def test_several_processes_give_the_same_files(tmp_path: Path, corpus: Any, toke
 
 
 def contents(folder: Any) -> Any:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_existing_shards_are_reused(
@@ -182,12 +186,12 @@ def test_existing_shards_are_reused(
 ) -> None:
     folder = tmp_path / "store"
     prepare(corpus, tokenizer, folder, workers=1)
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     made = []
     monkeypatch.setattr("bertblocks.data.prepare.make_shard", lambda *args: made.append(args) or make_shard(*args))  # type: ignore[func-returns-value]
     prepare(corpus, tokenizer, folder, workers=1)
     assert not made
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()} == before
     (folder / "shard-00002.json").unlink()
     prepare(corpus, tokenizer, folder, workers=1)
     assert [args[-1] for args in made] == [2]
@@ -200,7 +204,8 @@ def test_overwrite_replaces_tokens_of_another_corpus_or_tokenizer(tmp_path: Path
     with pytest.raises(DataError, match="has tokens of another corpus or tokenizer"):
         prepare(corpus, other, folder, workers=1)
     store = prepare(corpus, other, folder, workers=1, overwrite=True)
-    assert store[0].tolist() == other(make_texts(600)[0], add_special_tokens=False).input_ids
+    first = next(document.text for document in corpus.documents(RecordCounts()) if not document.held_out)
+    assert store.train[0].tolist() == other(first, add_special_tokens=False).input_ids
     write_texts(tmp_path / "a.jsonl", make_texts(5))
     store = prepare(corpus, other, folder, workers=1, overwrite=True)
     assert len(store) == 5
@@ -279,6 +284,41 @@ def test_token_shards_without_checksums_still_open(tmp_path: Path, corpus: Any, 
     assert len(TokenStore(folder)) == 600
 
 
+def test_token_shards_of_earlier_versions_have_the_same_documents(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+    """They have neither tables of documents nor the files that join them."""
+    folder = tmp_path / "store"
+    store = prepare(corpus, tokenizer, folder, workers=1)
+    expected = [[part[index].tolist() for index in range(len(part))] for part in (store.train, store.held_out)]
+    info = json.loads((folder / "tokens.json").read_text())
+    for path in [*folder.glob("*.npy"), *folder.glob("*.lengths"), *folder.glob("*.starts")]:
+        info["checksums"].pop(path.name, None)
+        path.unlink()
+    del info["documents"]
+    (folder / "tokens.json").write_text(json.dumps(info))
+    for opened in (TokenStore(folder), prepare(corpus, tokenizer, folder, workers=1)):
+        parts = (opened.train, opened.held_out)
+        assert [[part[index].tolist() for index in range(len(part))] for part in parts] == expected
+    (folder / "tokens.json").unlink()
+    assert prepare(corpus, tokenizer, folder, workers=1).train[3].tolist() == expected[0][3]
+    assert (folder / "train.lengths").stat().st_size == 4 * len(expected[0])
+
+
+@pytest.mark.parametrize("name", ["train.lengths", "held_out.starts"])
+def test_a_damaged_index_is_named_with_what_helps(tmp_path: Path, corpus: Any, tokenizer: Any, name: str) -> None:
+    folder = tmp_path / "store"
+    prepare(corpus, tokenizer, folder, workers=1)
+    content = bytearray((folder / name).read_bytes())
+    content[5] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is damaged .*; delete tokens.json and run"):
+        TokenStore(folder)
+    (folder / name).write_bytes(content[:-4])
+    with pytest.raises(ValueError, match=f"{name} has .* bytes, not"):
+        TokenStore(folder, verify=False)
+    (folder / "tokens.json").unlink()
+    assert len(prepare(corpus, tokenizer, folder, workers=1)) == 600
+
+
 KILLED = """
 import sys
 from bertblocks.data.corpus import FileCorpus
@@ -347,9 +387,9 @@ def test_workers_end_with_a_killed_parent_and_a_restart_succeeds(tmp_path: Path,
     process.kill()
     process.wait()
     store = prepare(corpus, tokenizer, folder, workers=1)
-    assert store.lengths.tolist() == [
+    assert sorted([*store.train.lengths[:].tolist(), *store.held_out.lengths[:].tolist()]) == sorted(
         len(tokenizer(text, add_special_tokens=False).input_ids) for text in make_texts(600)
-    ]
+    )
     wait_for(lambda: not any(worker.is_running() for worker in workers), 20)
     assert not list(folder.glob("*.partial"))
 
@@ -380,8 +420,71 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path: Path) -> None
     assert prepared.exit_code == 0, prepared.output
     counts = json.loads(prepared.stdout)
     assert (counts["documents"], counts["bad_records"]) == (200, 1)
-    assert counts["tokens"] == TokenStore(tmp_path / "store").lengths.sum()
+    assert counts["tokens"] == TokenStore(tmp_path / "store").train.lengths[:].sum()
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
+
+
+def test_workers_with_shards_of_their_own_write_the_files_of_one(tmp_path: Path, tokenizer: Any) -> None:
+    for number in range(5):
+        write_texts(tmp_path / f"{number}.jsonl", make_texts(300, number))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    arguments = [tmp_path / "*.jsonl", "--tokenizer", tmp_path / "tokenizer", "--held-out", "0.1", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertblocks.data.corpus.SHARD_BYTES", 8_000)
+        patch.setattr("bertblocks.data.corpus.FileCorpus.shard_bytes", 8_000)
+        assert run("data", "prepare", tmp_path / "one", *arguments, "--workers", 1).exit_code == 0
+        results = []
+        for worker in ("1/3", "2/3", "0/3"):
+            done = run("data", "prepare", tmp_path / "three", *arguments, "--workers", 1, "--shard", worker)
+            assert done.exit_code == 0, done.output
+            results.append(json.loads(done.stdout))
+    assert [result.get("is_complete") for result in results] == [False, False, None]
+    assert results[-1]["documents"] == 1500
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+    verified = [run("data", "verify", tmp_path / "three", "--json", "--shard", f"{i}/2") for i in range(2)]
+    assert (
+        sum(json.loads(done.stdout)["files"] for done in verified)
+        == len(list((tmp_path / "three").glob("*.arrow"))) + 4
+    )
+    wrong = run("data", "prepare", tmp_path / "three", *arguments, "--shard", "3/3")
+    assert wrong.exit_code == 1
+    assert "--shard is '3/3'; it must be I/N" in wrong.stderr
+
+
+def test_texts_and_tokens_may_be_at_an_address(
+    tmp_path: Path, corpus: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files come when they are first used, and are compared with their checksums."""
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("BERTBLOCKS_CACHE", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    system.put(str(tmp_path / "a.jsonl"), "/texts/a.jsonl")
+    remote = FileCorpus(("memory://texts/*.jsonl",), held_out=0.1)
+    texts = [document.text for document in remote.documents(RecordCounts())]
+    assert texts == make_texts(600)
+    here = prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    system.put(str(tmp_path / "store"), "/tokens", recursive=True)
+    store = TokenStore("memory://tokens")
+    assert not list(store.folder.glob("*.arrow"))
+    assert store.train[0].tolist() == here.train[0].tolist()
+    assert [path.name for path in store.folder.glob("*.arrow")] == ["shard-00000.arrow"]
+    last = len(here.train) - 1
+    system.pipe_file("/tokens/" + here.shards[-1], b"damaged!")
+    with pytest.raises(ValueError, match="does not have the checksum"):
+        store.train[last]
+    system.put(str(tmp_path / "store" / here.shards[-1]), "/tokens/" + here.shards[-1])
+    assert TokenStore("memory://tokens").train[last].tolist() == here.train[last].tolist()
+    with pytest.raises(FileNotFoundError, match=r"memory://none has no tokens\.json"):
+        TokenStore("memory://none")
+
+
+def test_verify_names_a_damaged_file(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+    prepare(corpus, tokenizer, tmp_path / "store", workers=1)
+    shard = tmp_path / "store" / "shard-00001.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    done = run("data", "verify", tmp_path / "store")
+    assert done.exit_code == 1
+    assert "shard-00001.arrow is damaged (its checksum differs)" in done.stderr
 
 
 def test_a_full_disk_while_a_tokenizer_is_written_gives_one_sentence(tmp_path: Path) -> None:

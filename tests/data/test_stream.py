@@ -273,7 +273,7 @@ def test_random_lengths_cut_every_document_completely_at_a_length_of_its_own(len
 def test_random_lengths_are_uniform_and_depend_on_seed_phase_and_document_only() -> None:
     def cut(seed: int, phase: int) -> Any:
         stream = PackedStream([StreamSource(Texts([500] * 4000))], 12, 2, seed, phase, min_length=5)
-        return stream.sources[0].capacities
+        return stream.sources[0].sizes.draw(np.arange(4000))
 
     drawn = cut(0, 0)
     assert set(drawn.tolist()) == set(range(3, 11))

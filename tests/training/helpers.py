@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bertblocks.training.prefetch import PreparedStep
 from bertblocks.training.pretraining_task import PretrainingTask
 from bertblocks.training.progress import Progress
 from bertblocks.training.recipe import Recipe, read_recipe
+from bertblocks.training.step_results import StepResult
 from bertblocks.training.training_plan import TrainingPlan
 
 VOCABULARY = 64
@@ -129,11 +131,24 @@ def die_at_step(number: int) -> None:
     Trainer._step = run  # type: ignore[method-assign]
 
 
+def delay_steps(seconds: float) -> None:
+    """Makes every step take longer, so that events from outside find the process in one."""
+    step = Trainer._step
+
+    def run(self: Trainer, prepared: PreparedStep) -> StepResult:
+        time.sleep(seconds)
+        return step(self, prepared)
+
+    Trainer._step = run  # type: ignore[method-assign]
+
+
 def main() -> None:
     """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun.
 
-    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again.
+    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again. Every step
+    takes STEP_SECONDS longer.
     """
+    delay_steps(float(os.environ.get("STEP_SECONDS", "0")))
     torch.set_num_threads(1)
     world = join("cpu")
     if "DIE_AT_STEP" in os.environ and world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

@@ -110,7 +110,7 @@ def test_a_finished_run_keeps_milestones_or_all(tmp_path: Path) -> None:
     for keep, left in ((2, [30, 60]), (None, [10, 20, 30, 40, 50, 60, 70])):
         folder = CheckpointFolder(tmp_path / str(keep), keep, milestones=30)
         for step in range(10, 80, 10):
-            folder.write(step, lambda path: (path / "numbers").write_bytes(b"x" * 1000) and None)
+            folder.write(step, lambda path: {} if (path / "numbers").write_bytes(b"x" * 1000) else None)
         for unfinished in (".step-00000080-x.partial", ".step-00000080.writing"):  # the second is of version 0.1.0
             (folder.path / unfinished).mkdir()
         sizes = folder.remove_finished()

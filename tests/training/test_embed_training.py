@@ -46,10 +46,10 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Raises an error when training reaches a step."""
     step = Trainer._step
 
-    def run(self: Trainer, prepared: Any) -> None:
+    def run(self: Trainer, prepared: Any) -> Any:
         if prepared.step == number:
             raise KeyboardInterrupt
-        step(self, prepared)
+        return step(self, prepared)
 
     monkeypatch.setattr(Trainer, "_step", run)
 
@@ -83,10 +83,10 @@ def test_each_batch_comes_from_one_data_set_and_each_set_is_scored(
     seen: list[set[bool]] = []
     step = Trainer._step
 
-    def watch(self: Trainer, prepared: Any) -> None:
+    def watch(self: Trainer, prepared: Any) -> Any:
         labels = torch.cat([batch.labels for batch in prepared.batches])
         seen.append(set(labels[:, 0].isnan().tolist()))
-        step(self, prepared)
+        return step(self, prepared)
 
     monkeypatch.setattr(Trainer, "_step", watch)
     train = {"questions": pairs, "colours": files / "embed.csv"}

@@ -12,10 +12,7 @@ from typing import IO, Any
 
 from bertblocks.core.addresses import is_address, open_filesystem, to_path
 from bertblocks.core.messages import InputError
-from bertblocks.core.storage import PARTIAL, atomic_file, is_locked, lock_folder, remove_partial
-
-#: The folder with a lock for each worker.
-LOCKS = ".workers"
+from bertblocks.core.storage import PARTIAL, atomic_file, claim_worker, lock_folder
 
 
 class BulkError(InputError):
@@ -86,18 +83,10 @@ class OutputFolder:
         if not self.is_local:
             yield
             return
-        own = Path(self.name) / LOCKS / f"{number}-of-{count}"
-        with self.locked():
-            others = [path for path in own.parent.glob("*") if path.is_dir() and path != own and is_locked(path)]
-            for other in others:
-                if not other.name.endswith(f"-of-{count}"):
-                    raise BulkError(f"{self.name}: worker {other.name.replace('-of-', '/')} is running; wait for it.")
-            try:
-                descriptor = lock_folder(own)
-            except BlockingIOError as error:
-                raise BulkError(f"{self.name}: another process is running as worker {number}/{count}.") from error
-            if not others:
-                remove_partial(Path(self.name))
+        try:
+            descriptor = claim_worker(Path(self.name), number, count)
+        except BlockingIOError as error:
+            raise BulkError(f"{self.name}: {error}.") from error
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from typing import Any
 from bertblocks.bulk.apply import Apply
 from bertblocks.bulk.plan import Plan
 from bertblocks.bulk.worker import Row, ShardResult, Worker
+from bertblocks.core.ray_cluster import connect_ray, limit_threads, take_ready
 from bertblocks.core.requirements import require_packages
 
 #: Shards that wait for each actor, so that none waits for the reader.
@@ -34,7 +35,7 @@ def map_dataset(
         batch_size=rows,
         compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=threads,
-        runtime_env=_environment(threads),
+        runtime_env=limit_threads(threads),
     )
 
 
@@ -45,15 +46,11 @@ def run_on_ray(
 
     All nodes must see the output folder and the model. A lost actor is replaced, and its shard computed again.
     """
-    require_packages(["ray"], "--on ray")
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, else one on this machine
+    ray = connect_ray("--on ray")
     threads = plan.settings.threads or 1
     plan = replace(plan, settings=replace(plan.settings, threads=threads))
     actor: Any = ray.remote(Worker).options(
-        num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=_environment(threads)
+        num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=limit_threads(threads)
     )
     workers = [actor.remote(plan) for _ in range(max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))]
     most = len(workers) * (1 + WAITING)
@@ -72,19 +69,9 @@ def run_on_ray(
 
 def _collect(busy: dict[Any, Any], on_rows: Callable[[int], None]) -> ShardResult:
     """The result of a shard that is ready."""
-    import ray
-
-    (ready,), _ = ray.wait(list(busy), num_returns=1)
-    del busy[ready]
-    try:
-        result: ShardResult = ray.get(ready)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
+    waiting = list(busy)
+    result: ShardResult = take_ready(waiting)
+    for done in busy.keys() - set(waiting):
+        del busy[done]
     on_rows(result.rows)
     return result
-
-
-def _environment(threads: int) -> dict[str, Any]:
-    """Keeps libraries from starting a thread for every core of the node in every actor."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {"env_vars": {name: str(threads) for name in names}}

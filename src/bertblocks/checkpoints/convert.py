@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,14 @@ import transformers
 from torch import Tensor, nn
 
 from bertblocks.checkpoints.families import FAMILIES, get_family
-from bertblocks.checkpoints.files import MAX_SHARD_BYTES, PICKLE, OnShare, find_checkpoint, read_pickle
+from bertblocks.checkpoints.files import (
+    MAX_SHARD_BYTES,
+    PICKLE,
+    OnShare,
+    consolidate,
+    find_checkpoint,
+    read_pickle,
+)
 from bertblocks.checkpoints.huggingface import UNEXPECTED, first_line
 from bertblocks.checkpoints.load import OWN, load_trained
 from bertblocks.checkpoints.save import save_huggingface, save_model
@@ -23,8 +31,8 @@ from bertblocks.checkpoints.sentence_transformers.multi_vector import copy_stanf
 from bertblocks.config import BertBlocksConfig
 from bertblocks.config.validation import ConfigError
 from bertblocks.core.log import logger, quiet_transformers
-from bertblocks.core.storage import atomic_folder, read_json, require_new_folder
-from bertblocks.core.tensor_files import SINGLE, save_tensors
+from bertblocks.core.storage import PARTIAL, atomic_folder, read_json, require_new_folder
+from bertblocks.core.tensor_files import PARTS, SINGLE, save_tensors
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.reports.model_card import CARD, Card, write_card
 from bertblocks.text.tokenizers import has_tokenizer, load_tokenizer, save_tokenizer
@@ -95,7 +103,8 @@ def convert(
     than `tolerance` times its size, the conversion raises an error and `target` does not appear. Tokenizer files,
     sentence-transformers modules, the model card, and other files that are neither weights nor code
     are copied. `task` selects the head
-    to convert; by default it is the checkpoint's, or base if it lacks the head that its config names.
+    to convert; by default it is the checkpoint's, or base if it lacks the head that its config names. The parts that
+    processes wrote of a sharded model are put together.
     """
     target = Path(target)
     if to not in (OWN, "native"):
@@ -103,6 +112,11 @@ def convert(
     if not 0 < tolerance < math.inf:
         raise ValueError(f"tolerance is {tolerance}; it must be a number greater than 0.")
     folder = find_source(source, target, allow_pickle)
+    if (folder / PARTS).is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=target.parent) as scratch:
+            whole = consolidate(folder, Path(scratch) / folder.name)
+            return convert(whole, target, to, tolerance, max_shard_bytes, allow_pickle, on_progress, task)
     source_family = read_json(folder / "config.json").get("model_type", OWN)
     model, report = load_trained(
         folder, task, allow_pickle=allow_pickle, on_share=lambda share: on_progress("reading", share)

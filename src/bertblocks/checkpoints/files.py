@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from bertblocks.core.storage import checksum, list_files, read_json, why_unreada
 from bertblocks.core.tensor_files import (
     CHECKSUM,
     INDEX,
+    PARTS,
     SINGLE,
     checksum_of,
     find_safetensors,
     read_index,
+    read_parts,
     read_safetensors,
     save_tensors,
 )
@@ -26,6 +29,9 @@ from bertblocks.core.tensor_files import (
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 #: Weights beyond this size are written as several files.
 MAX_SHARD_BYTES = 5 * 10**9
+
+#: What the names of a model's weights begin with among the parts of a training checkpoint.
+WEIGHTS = "model/"
 
 #: Files that say something about a model but do not change it.
 _NOTES = (".md", ".png", ".html")
@@ -89,7 +95,10 @@ def find_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
 
 
 def read_tensors(folder: Path, allow_pickle: bool = False, on_share: OnShare = lambda share: None) -> dict[str, Tensor]:
-    """All tensors of a folder's weights."""
+    """All tensors of a folder's weights; also of a training checkpoint to which each process wrote its parts."""
+    if (folder / PARTS).is_dir():
+        parts = read_parts(folder / PARTS)
+        return {name.removeprefix(WEIGHTS): part for name, part in parts.items() if name.startswith(WEIGHTS)}
     files = find_weights(folder, allow_pickle)
     total = sum(path.stat().st_size for path in files)
     tensors: dict[str, Tensor] = {}
@@ -137,3 +146,13 @@ def write_tensors(
         on_share(number / len(shards))
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def consolidate(folder: Path, target: Path) -> Path:
+    """Writes the model of a training checkpoint, of which processes wrote parts, as a folder that any library loads."""
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            shutil.copy(path, target)
+    write_tensors(read_tensors(folder), target, MAX_SHARD_BYTES)
+    return target

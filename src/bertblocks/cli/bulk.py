@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bertblocks.cli.model_options import FILES_HELP, ModelOptions, TableOptions, check_device
-from bertblocks.cli.options import with_options
+from bertblocks.cli.options import parse_shard, with_options
 from bertblocks.cli.output import echo, print_event
 from bertblocks.cli.source import fail
 
@@ -111,7 +111,7 @@ def bulk(
             model,
             inputs,
             results.output,
-            shard=_parse_shard(job.shard),
+            shard=parse_shard(job.shard),
             keys=results.key,
             columns=tables.columns(get_task(task).roles),
             read=tables.reading,
@@ -138,13 +138,6 @@ def _quiet() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-
-
-def _parse_shard(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit()):
-        raise ValueError(f"--shard is {text!r}; it must be I/N, such as 0/2 and 1/2 for two workers.")
-    return int(number), int(count)
 
 
 def _parse_options(pairs: list[str], precision: str | None, ranges: Path | None) -> dict[str, Any]:

@@ -76,3 +76,16 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         )
     set_parameters(run, expanded)
     return run
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """The I and N of `--shard I/N`.
+
+    Example:
+        >>> parse_shard("1/2")
+        (1, 2)
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise ValueError(f"--shard is {text!r}; it must be I/N, such as 0/2 and 1/2 for two workers.")
+    return int(number), int(count)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bertblocks.core.requirements import require_packages
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
-def is_address(text: str | Path) -> bool:
+def is_address(text: str | Path) -> TypeGuard[str]:
     """Whether a text names a file by an address, as opposed to a path.
 
     Example:

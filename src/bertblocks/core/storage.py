@@ -15,6 +15,8 @@ from typing import IO, Any
 
 #: Temporary names end with this. Only this module creates them, so a run may delete those that a killed process left.
 PARTIAL = ".partial"
+#: The folder with a lock for each worker of those that share the work on a folder.
+WORKERS = ".workers"
 _CHUNK = 2**20
 
 
@@ -192,6 +194,31 @@ def is_locked(folder: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def claim_worker(folder: Path, number: int, count: int, wait: bool = False) -> int:
+    """Makes this process worker `number` of `count` on a folder, until the descriptor that it returns is closed.
+
+    Raises `BlockingIOError` if another process is that worker, unless it shall `wait`, or if workers of another count
+    are running. The first worker deletes the temporary files of earlier ones.
+    """
+    own = folder / WORKERS / f"{number}-of-{count}"
+    try:
+        descriptor = lock_folder(own, wait)
+    except BlockingIOError as error:
+        raise BlockingIOError(f"another process is running as worker {number}/{count}") from error
+    planning = lock_folder(folder, wait=True)
+    try:
+        others = [path for path in own.parent.iterdir() if path.is_dir() and path != own and is_locked(path)]
+        for other in others:
+            if not other.name.endswith(f"-of-{count}"):
+                os.close(descriptor)
+                raise BlockingIOError(f"worker {other.name.replace('-of-', '/')} is running; wait for it")
+        if not others:
+            remove_partial(folder)
+    finally:
+        os.close(planning)
+    return descriptor
 
 
 def flush_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,10 @@ from torch import Tensor
 from bertblocks.core.storage import atomic_entries, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: The folder of a training checkpoint in which each process wrote its parts of tensors, if the model was sharded.
+PARTS = "shards"
+#: The key of a header under which torch.distributed.checkpoint says where each part of a tensor starts.
+OFFSETS = "DCP_SHARDING_INFO"
 #: The key of a checksum in the metadata of a safetensors file. Other libraries that rewrite the file leave it out.
 CHECKSUM = "bertblocks_sha256"
 #: The environment variable that turns the writing and the verification of checksums off if it is 0.
@@ -66,6 +71,27 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_names(path: Path) -> list[str]:
     """The names of the tensors in a safetensors file."""
     return list(_open(path)[0])
+
+
+def read_parts(folder: Path) -> dict[str, Tensor]:
+    """Full tensors from the parts that processes wrote."""
+    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors, metadata = _open(path)
+        offsets = json.loads(metadata[OFFSETS])
+        for name, tensor in tensors.items():
+            parts.setdefault(name, []).append((offsets[name]["saved_offsets"], tensor))
+    return {name: _join(placed) for name, placed in parts.items()}
+
+
+def _join(parts: list[tuple[list[int], Tensor]]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0][1]
+    ends = [[start + size for start, size in zip(offset, part.shape, strict=True)] for offset, part in parts]
+    full = torch.empty([max(sizes) for sizes in zip(*ends, strict=True)], dtype=parts[0][1].dtype)
+    for (offset, part), end in zip(parts, ends, strict=True):
+        full[tuple(slice(*bounds) for bounds in zip(offset, end, strict=True))] = part
+    return full
 
 
 def verify_weights(folder: Path, variant: str | None = None) -> None:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertblocks.core.cpu import allowed_cpus
+from bertblocks.core.storage import atomic_file, lock_folder
 from bertblocks.data.hashing import combine, draw, permute
 from bertblocks.data.parts import TokenParts
+from bertblocks.data.tokens import BLOCKS, Numbers, TokenDocuments
 
 #: Bits for the number of a chunk in its part.
 CHUNK_BITS = 32
+#: Documents whose chunks are counted together, and how many blocks are read at once when all of them are.
+BLOCK, READ_BLOCKS = 1024, 1024
+#: From this number of documents on, the counts of a store are kept in its folder.
+KEPT_FROM = 10_000_000
+#: The most documents that a curriculum sorts.
+SORTED_DOCUMENTS = 40_000_000
 
 
 class Documents(Protocol):
-    """Tokenized documents without special tokens, such as a `TokenStore`."""
+    """Tokenized documents without special tokens, such as `TokenStore.train`."""
 
     @property
-    def lengths(self) -> NDArray: ...
+    def lengths(self) -> Numbers: ...
 
     def __getitem__(self, index: int) -> NDArray[np.int32]: ...
 
@@ -54,26 +66,86 @@ class ChunkSizes:
 
 
 class ChunkIndex:
-    """Finds the chunks of documents by arithmetic on their lengths."""
+    """Finds the chunks of documents by arithmetic on their lengths.
+
+    It keeps the number of chunks before each block of documents. The chunks of a block are counted when one of them is
+    asked for, so memory and time do not grow with the number of documents.
+    """
 
     def __init__(self, documents: Documents, min_tokens: int, sizes: ChunkSizes, name: str) -> None:
-        lengths = np.asarray(documents.lengths)
-        least = max(min_tokens, 1)
-        self.documents, self.sizes = documents, sizes
-        self.chosen = np.flatnonzero(lengths >= least)
-        if not len(self.chosen):
-            raise ValueError(f"{name} has no document of at least {least} tokens; lower min_tokens or add texts.")
-        self.lengths = lengths[self.chosen].astype(np.int64)
-        self.capacities = sizes.draw(self.chosen)
-        self.first = np.concatenate([[0], np.cumsum(-(-self.lengths // self.capacities))])
+        self.documents, self.sizes, self.least = documents, sizes, max(min_tokens, 1)
+        self.first, self.tokens = self._load_blocks()
         self.count = int(self.first[-1])
-        self.tokens = int(self.lengths.sum())
+        if not self.count:
+            raise ValueError(f"{name} has no document of at least {self.least} tokens; lower min_tokens or add texts.")
 
     def spans(self, chunks: NDArray[np.int64]) -> tuple[NDArray, NDArray, NDArray]:
         """The document of each chunk, its start in the document, and its number of tokens."""
-        rank = np.searchsorted(self.first, chunks, side="right") - 1
-        start = (chunks - self.first[rank]) * self.capacities[rank]
-        return self.chosen[rank], start, np.minimum(self.lengths[rank] - start, self.capacities[rank])
+        if not len(chunks):
+            return chunks, chunks, chunks
+        blocks = np.unique(np.searchsorted(self.first, chunks, side="right") - 1)
+        parts = [self._read(block * BLOCK, (block + 1) * BLOCK) for block in blocks.tolist()]
+        sizes = list(map(len, parts))
+        lengths = np.concatenate(parts)
+        documents = np.concatenate([np.arange(size) for size in sizes]) + np.repeat(blocks * BLOCK, sizes)
+        counts = self.count_chunks(documents, lengths)
+        stop = np.cumsum(counts)
+        before = np.concatenate([[0], stop])[np.cumsum([0, *sizes[:-1]])]
+        stop += np.repeat(self.first[blocks] - before, sizes)
+        rank = np.searchsorted(stop, chunks, side="right")
+        capacities = self.sizes.draw(documents[rank])
+        start = (chunks - stop[rank] + counts[rank]) * capacities
+        return documents[rank], start, np.minimum(lengths[rank] - start, capacities)
+
+    def count_chunks(self, documents: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of chunks of each document; 0 for those that are too short."""
+        sizes = self.sizes
+        capacities = sizes.most if sizes.least == sizes.most else sizes.draw(documents)
+        return np.where(lengths >= self.least, -(-lengths // capacities), 0)
+
+    def _read(self, start: int, stop: int) -> NDArray[np.int64]:
+        return np.asarray(self.documents.lengths[start:stop]).astype(np.int64)
+
+    def _load_blocks(self) -> tuple[NDArray[np.int64], int]:
+        """The chunks before each block and all tokens, which are kept in a file if there are many documents."""
+        documents, sizes = self.documents, self.sizes
+        if not isinstance(documents, TokenDocuments) or len(documents) < KEPT_FROM:
+            return self._count_blocks()
+        folder, key = documents.store.folder, (() if sizes.least == sizes.most else sizes.key)
+        described = (documents.store.fingerprint, documents.split, self.least, sizes.most, sizes.least, *key)
+        file = folder / f"{BLOCKS}{blake2b(repr(described).encode(), digest_size=8).hexdigest()}.npz"
+        lock = lock_folder(folder, wait=True)  # one process counts while the others wait
+        try:
+            if not file.is_file():
+                first, tokens = self._count_blocks()
+                try:
+                    with atomic_file(file) as target:
+                        np.savez(target, first=first, tokens=tokens)
+                except OSError:
+                    return first, tokens  # the folder is read-only
+            with np.load(file, allow_pickle=False) as values:
+                return values["first"], int(values["tokens"])
+        finally:
+            os.close(lock)
+
+    def _count_blocks(self) -> tuple[NDArray[np.int64], int]:
+        starts = range(0, len(self.documents.lengths), BLOCK * READ_BLOCKS)
+        with ThreadPoolExecutor(allowed_cpus()) as pool:  # numpy releases the GIL
+            parts = list(pool.map(self._count_part, starts))
+        counts = np.concatenate([np.zeros(1, dtype=np.int64), *(counts for counts, _ in parts)])
+        return np.cumsum(counts), sum(tokens for _, tokens in parts)
+
+    def _count_part(self, start: int) -> tuple[NDArray[np.int64], int]:
+        """The chunks of each of some blocks, and their tokens."""
+        lengths = np.asarray(self.documents.lengths[start : start + BLOCK * READ_BLOCKS])
+        most = self.sizes.most
+        if self.least == 1 and self.sizes.least == most:  # most corpora: in the numbers of the file, in few passes
+            chunks = (lengths + (most - 1)) // most
+        else:
+            chunks = self.count_chunks(np.arange(start, start + len(lengths)), lengths.astype(np.int64))
+            lengths = lengths[lengths >= self.least]
+        blocks = np.add.reduceat(chunks, np.arange(0, len(chunks), BLOCK), dtype=np.int64)
+        return blocks, int(lengths.sum(dtype=np.int64))
 
 
 #: The part and the chunk in it that come next; meaningless for a source without parts.
@@ -118,16 +190,23 @@ class GradedChunks(ShuffledChunks):
     """Chunks of short documents first (a curriculum by length), shuffled within grades of equal numbers of chunks.
 
     Over its first `total` chunks the order goes once from the first grade to the last, and visits as many chunks of
-    each grade: a part of them, or all of them several times. It stays in the last grade afterwards. Memory: 16 bytes
+    each grade: a part of them, or all of them several times. It stays in the last grade afterwards. Memory: 24 bytes
     per document.
     """
 
     def __init__(self, index: ChunkIndex, *key: int, grades: int, total: int) -> None:
         super().__init__(index, *key)
         self.grades, self.total = min(grades, index.count), max(total, 1)
-        self.by_length = np.argsort(index.lengths, kind="stable")
-        sizes = np.diff(index.first)[self.by_length]
-        self.sorted_first = np.concatenate([[0], np.cumsum(sizes)])
+        if (found := len(index.documents.lengths)) > SORTED_DOCUMENTS:
+            raise ValueError(
+                f"A curriculum sorts at most {SORTED_DOCUMENTS:,} documents in memory, and a source has {found:,}; "
+                "remove curriculum, or give phases of their own to sources of short and of long documents."
+            )
+        lengths = np.asarray(index.documents.lengths[:]).astype(np.int64)
+        sizes = index.count_chunks(np.arange(found), lengths)
+        by_length = np.argsort(lengths, kind="stable")
+        self.chunk_of = (np.cumsum(sizes) - sizes)[by_length]
+        self.sorted_first = np.concatenate([[0], np.cumsum(sizes[by_length])])
 
     def _order(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         grades = np.minimum(numbers * self.grades // self.total, self.grades - 1)
@@ -139,7 +218,7 @@ class GradedChunks(ShuffledChunks):
             epochs[mine], rank = np.divmod(numbers[mine] - begun, high - low)
             places[mine] = low + permute(rank, high - low, combine("grade", *self.key, grade, epochs[mine]))
         rank = np.searchsorted(self.sorted_first, places, side="right") - 1
-        return epochs, self.index.first[self.by_length[rank]] + places - self.sorted_first[rank]
+        return epochs, self.chunk_of[rank] + places - self.sorted_first[rank]
 
 
 class PartedChunks(ChunkOrder):
@@ -180,7 +259,7 @@ def get_index(source: StreamSource, sizes: ChunkSizes, name: str) -> ChunkIndex:
     """The chunks of a source; of a streamed one those of its first part, whatever has been read since."""
     documents = source.documents
     if isinstance(documents, TokenParts):
-        documents, _ = documents.first.split()
+        documents = documents.first.train
     return ChunkIndex(documents, source.min_tokens, sizes, name)
 
 

@@ -12,9 +12,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from bertblocks.core.addresses import is_address, open_filesystem
 from bertblocks.core.registry import nearest
 from bertblocks.data.hashing import combine, uniform
-from bertblocks.text.files import find_files, format_by_name, unknown_ending
+from bertblocks.text.files import find_sources, format_by_name, unknown_ending
 from bertblocks.text.hub_datasets import dataset_errors, is_saved_dataset, load_dataset, stream_dataset
 from bertblocks.text.readers import TextUnit, cut, open_records
 from bertblocks.text.records import BadRecord, DataError, Location, ReadOptions, Record, Slice, find_key, get_value
@@ -164,7 +165,7 @@ def _fraction(text: bytes) -> float:
 
 @dataclass(frozen=True)
 class FileCorpus(Corpus):
-    """Files, glob patterns, and folders with all readable files inside.
+    """Files, glob patterns, folders with all readable files inside, and addresses such as `s3://bucket/*.jsonl`.
 
     `one_per` says what a document of a text file is: a paragraph (blank lines end it), a line, or the file.
 
@@ -186,21 +187,21 @@ class FileCorpus(Corpus):
     shard_bytes: int = SHARD_BYTES
     options: ReadOptions = field(default_factory=ReadOptions)
 
-    def paths(self) -> list[Path]:
-        """The files in order. A missing file and a file in an unknown format are errors."""
-        paths = find_files(self.files)
-        for path in paths:
-            if not path.is_file():
-                raise DataError(f"{path} is a pipe, and a corpus is read more than once; save it to a file first.")
-            if self.options.format is None and format_by_name(path) is None:
-                raise unknown_ending(path)
-        return paths
+    def sources(self) -> list[str]:
+        """The files and addresses in order. A missing file and a file in an unknown format are errors."""
+        sources = find_sources(self.files)
+        for source in sources:
+            if not is_address(source) and not Path(source).is_file():
+                raise DataError(f"{source} is a pipe, and a corpus is read more than once; save it to a file first.")
+            if self.options.format is None and format_by_name(Path(source)) is None:
+                raise unknown_ending(Path(source))
+        return sources
 
     def shards(self) -> list[list[list[Any]]]:
         shards: list[list[list[Any]]] = [[]]
         room = self.shard_bytes
-        for path in self.paths():
-            for part in cut(path, self.one_per, self.shard_bytes):
+        for source in self.sources():
+            for part in _cut(source, self.one_per, self.shard_bytes):
                 if shards[-1] and part.size > room:
                     shards.append([])
                     room = self.shard_bytes
@@ -219,14 +220,29 @@ class FileCorpus(Corpus):
         return ", ".join(self.files[:3]) + (" and more" if len(self.files) > 3 else "")
 
     def describe(self) -> Any:
-        stats = [(path, path.stat()) for path in self.paths()]
         described = {
-            "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+            "files": [_describe_file(source) for source in self.sources()],
             "column": self.column,
             "one_per": self.one_per,
             "held_out": self.held_out_column or self.held_out,
         }
         return described if self.options == ReadOptions() else described | {"options": asdict(self.options)}
+
+
+def _cut(source: str, unit: TextUnit, slice_bytes: int) -> list[Slice]:
+    """Slices of a file. One at an address is read as a whole."""
+    if not is_address(source):
+        return cut(Path(source), unit, slice_bytes)
+    system, path = open_filesystem(source)
+    return [Slice(source, 0, None, int(system.size(path) or 0))]
+
+
+def _describe_file(source: str) -> list[Any]:
+    if is_address(source):
+        system, path = open_filesystem(source)
+        return [source, system.size(path), system.ukey(path)]
+    stat = Path(source).stat()
+    return [source, stat.st_size, stat.st_mtime_ns]
 
 
 # ---------------------------------------------------------------------- datasets

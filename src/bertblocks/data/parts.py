@@ -16,7 +16,7 @@ from bertblocks.core.storage import read_json, write_json
 from bertblocks.data.corpus import Corpus, CorpusPart
 from bertblocks.data.hashing import combine, permute
 from bertblocks.data.prepare import prepare
-from bertblocks.data.tokens import TokenStore, TokenSubset
+from bertblocks.data.tokens import TokenDocuments, TokenStore
 from bertblocks.text.records import DataError
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class TokenParts:
     def first(self) -> TokenStore:
         return TokenStore(self.folder)
 
-    def open(self, part: int) -> TokenSubset:
+    def open(self, part: int) -> TokenDocuments:
         """The training documents of a part. The next part is written in the meantime."""
-        documents, _ = (self._store(part) if part else self.first).split()
+        documents = (self._store(part) if part else self.first).train
         threading.Thread(target=self._write_ahead, args=(part + 1,), daemon=True).start()
         return documents
 

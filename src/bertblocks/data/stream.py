@@ -8,7 +8,10 @@ of how far each streamed source has come, so a checkpoint only stores a `Positio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +52,24 @@ class DocumentChunk:
 
 
 #: Chunks packed into one row. Attention never crosses from one to another.
-Row = list[DocumentChunk]
+Row = Sequence[DocumentChunk]
+
+
+class PackedRow(Row):
+    """A row that is read from disk when its chunks are used: a process uses only its own rows of a global batch."""
+
+    def __init__(self, stream: PackedStream, pool: _Pool, number: int) -> None:
+        self._stream, self._pool, self._number = stream, pool, number
+
+    @cached_property
+    def chunks(self) -> list[DocumentChunk]:
+        return self._stream._read(self._pool, self._number)
+
+    def __len__(self) -> int:
+        return len(self._pool.rows[self._number])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.chunks[index]
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,8 @@ class PackedStream:
             for number, (source, index, rate) in enumerate(zip(sources, self.sources, self._rates, strict=True))
         ]
         self._pool: _Pool | None = None
+        self._next: Future[_Pool] | None = None
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="packing")
 
     def take(self, position: Position, count: int) -> tuple[list[Row], Position]:
         """The next `count` rows, and the position after them."""
@@ -138,15 +160,22 @@ class PackedStream:
         while len(rows) < count:
             pool = self._get_pool(position)
             end = min(position.row + count - len(rows), len(pool.rows))
-            rows.extend(self._read(pool, index) for index in range(position.row, end))
+            rows.extend(PackedRow(self, pool, index) for index in range(position.row, end))
             is_used = end == len(pool.rows)
             position = Position(pool.number + 1, 0, pool.next_cursors) if is_used else replace(position, row=end)
         return rows, position
 
     def _get_pool(self, position: Position) -> _Pool:
+        """The pool of a position. The one after it is planned in a thread meanwhile."""
+        wanted = (position.pool, position.cursors)
         pool = self._pool
-        if pool is None or (pool.number, pool.cursors) != (position.pool, position.cursors):
-            pool = self._pool = self._pack(position.pool, position.cursors)
+        if pool is None or (pool.number, pool.cursors) != wanted:
+            pool = None if self._next is None else self._next.result()
+            if pool is None or (pool.number, pool.cursors) != wanted:
+                pool = self._pack(*wanted)
+            self._pool, self._next = pool, None
+            if not self.streamed:  # planning could wait for the tokens of the next part
+                self._next = self._planner.submit(self._pack, position.pool + 1, position.cursors)
         return pool
 
     def _pack(self, pool: int, cursors: Mapping[str, Cursor]) -> _Pool:
@@ -167,7 +196,7 @@ class PackedStream:
         stream_indices = before + np.cumsum([0, *map(len, rows[:-1])])
         return _Pool(pool, cursors, following, chunks.tolist(), rows, stream_indices.tolist())
 
-    def _read(self, pool: _Pool, row: int) -> Row:
+    def _read(self, pool: _Pool, row: int) -> list[DocumentChunk]:
         chunks = []
         for stream_index, chunk in enumerate(pool.rows[row], start=pool.stream_indices[row]):
             source, epoch, index, part, document, start, size = pool.chunks[chunk]
@@ -182,7 +211,7 @@ def sample_documents(sources: Sequence[Documents], tokens: int, seed: int) -> Ro
     Only the last document of a source may be truncated. The index of each chunk is that of its document, so random
     draws do not depend on how the documents are cut later.
     """
-    sample: Row = []
+    sample: list[DocumentChunk] = []
     for number, documents in enumerate(sources):
         size, room = len(documents.lengths), tokens // len(sources)
         for document in permute(np.arange(size), size, combine("sample", seed, number)).tolist():

@@ -86,7 +86,7 @@ def prepare_texts(recipe: Recipe, console: Console) -> None:
 def open_held_out(trial: Recipe, shared: Recipe, tokens: int) -> HeldOutEvaluator:
     """The held-out texts of `shared`, which reads shared tokens, cut to the length of the trial's last phase."""
     folders = dict.fromkeys(str(source.tokens) for source in shared.corpus.sources)
-    held_out = [TokenStore(Path(folder)).split()[1] for folder in folders]
+    held_out = [TokenStore(Path(folder)).held_out for folder in folders]
     tokenizer = load_fast_tokenizer(Path(str(shared.tokenizer.load)))
     length = TrainingPlan(trial).phases[-1].length
     return HeldOutEvaluator(

@@ -16,7 +16,7 @@ from bertblocks.lab.statistics.power import minimum_detectable_effect
 from bertblocks.lab.statistics.verdicts import judge
 from bertblocks.models import TASK_MODELS
 from bertblocks.training.build import expected_config
-from bertblocks.training.estimate import DEFAULT_UTILIZATION, GPUS, estimate_run
+from bertblocks.training.estimate import GPUS, estimate_run
 from bertblocks.training.training_plan import TrainingPlan
 
 #: The speed is measured with about this many FLOPs, in whole rows.
@@ -54,7 +54,7 @@ def forecast(plan: StudyPlan, folder: Path, gpu: str | None = None, threads: int
     threads = threads or max(allowed_cpus() // (len(arms) * seeds), 1)
     slots = torch.cuda.device_count() or max(allowed_cpus() // threads, 1)
     if gpu is not None:
-        slots, speed = 1, GPUS[gpu].flops * DEFAULT_UTILIZATION
+        slots, speed = 1, GPUS[gpu].flops * GPUS[gpu].utilization
     else:
         speed = _measure_speed(arms[0], threads)
     seconds = flops / speed / min(slots, max(len(missing), 1))

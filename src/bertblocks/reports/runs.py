@@ -25,7 +25,10 @@ KINDS = {
     "evaluate": ("evaluation.json", "evaluation.json"),
 }
 #: Values of a line in metrics.jsonl that are not scores.
-STEP_KEYS = {"step", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory", "packing"}
+STEP_KEYS = {
+    *("step", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory", "packing"),
+    *("data_wait", "data_wait_process", "skipped_steps"),
+}
 
 
 @dataclass(frozen=True)

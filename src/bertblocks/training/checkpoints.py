@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,25 +44,28 @@ class CheckpointFolder:
         self.keep = keep
         self.milestones = milestones
 
-    def write(self, step: int, write_files: Callable[[Path], None], protected: int | None = None) -> Path:
-        """Writes a checkpoint. `write_files` fills the folder that it is given."""
+    def write(
+        self, step: int, write_files: Callable[[Path], dict[str, str] | None], protected: int | None = None
+    ) -> Path:
+        """Writes a checkpoint. `write_files` fills the folder that it is given, and returns checksums that it knows."""
         target = self.path / f"step-{step:08d}"
         try:
             self._remove_unfinished()
             remove_checkpoint(target)  # it is damaged, or the run would have resumed from it
             with atomic_folder(target) as scratch:
-                write_files(scratch)
-                checksums = {file.relative_to(scratch).as_posix(): checksum(file) for file in list_files(scratch)}
+                checksums = write_files(scratch) or {}
+                names = [file.relative_to(scratch).as_posix() for file in list_files(scratch)]
+                checksums |= {name: checksum(scratch / name) for name in names if name not in checksums}
             write_json(target / MARKER, {"step": step, "sha256": checksums})
         except OSError as error:
             raise CheckpointError(f"{target} could not be written: {error}. Earlier checkpoints are intact.") from error
         self._remove_old(step, protected)
         return target
 
-    def find_latest(self) -> LatestCheckpoint:
-        """The newest complete checkpoint, and the reason why each newer one does not count."""
+    def find_latest(self, is_wanted: Callable[[int], bool] = lambda step: True) -> LatestCheckpoint:
+        """The newest complete checkpoint at a wanted step, and the reason why each newer one does not count."""
         problems: list[str] = []
-        for step in sorted(self.steps(), reverse=True):
+        for step in sorted(filter(is_wanted, self.steps()), reverse=True):
             path = self.path / f"step-{step:08d}"
             problem = verify_checkpoint(path)
             if problem is None:
@@ -136,12 +140,14 @@ def verify_checkpoint(path: Path) -> str | None:
         return f"is incomplete: it has no {MARKER}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"is damaged: {MARKER} cannot be read ({error})"
-    for name, expected in checksums.items():
-        file = path / name
-        if not file.is_file():
+    for name in checksums:
+        if not (path / name).is_file():
             return f"is damaged: {name} is missing"
-        if checksum(file) != expected:
-            return f"is damaged: {name} has changed since it was written"
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        found = pool.map(lambda name: checksum(path / name), checksums)
+        for (name, expected), actual in zip(checksums.items(), found, strict=True):
+            if actual != expected:
+                return f"is damaged: {name} has changed since it was written"
     return None
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertblocks.checkpoints.files import find_checkpoint
+from bertblocks.core.addresses import is_address
 from bertblocks.core.settings import RecipeError
 from bertblocks.core.storage import atomic_folder, read_json
 from bertblocks.data.corpus import Corpus, CorpusPart, FileCorpus, dataset_corpus
 from bertblocks.data.docstrings import docstring_corpus
 from bertblocks.data.duplicates import DistinctCorpus, remove_duplicates
 from bertblocks.data.parts import PartOrder, TokenParts, clear_parts
-from bertblocks.data.prepare import DUPLICATES, TOKENIZER, describe_tokenizer, prepare
-from bertblocks.data.tokens import INFO, TokenStore, TokenSubset
+from bertblocks.data.prepare import DUPLICATES, describe_tokenizer, prepare
+from bertblocks.data.tokens import INFO, TOKENIZER, TokenDocuments, TokenStore, cache_store
 from bertblocks.text.tokenizer_training import SAMPLE_BYTES, train_tokenizer
 from bertblocks.text.tokenizers import load_fast_tokenizer, save_tokenizer
 from bertblocks.training.checkpoints import CheckpointFolder
@@ -39,12 +40,12 @@ class TokenizedCorpus:
     """
 
     tokenizer: PreTrainedTokenizerFast
-    train: dict[str, TokenSubset]
-    held_out: list[TokenSubset]
+    train: dict[str, TokenDocuments]
+    held_out: list[TokenDocuments]
     streamed: dict[str, TokenParts]
 
     @property
-    def sources(self) -> dict[str, TokenSubset | TokenParts]:
+    def sources(self) -> dict[str, TokenDocuments | TokenParts]:
         return {**self.train, **self.streamed}
 
     @property
@@ -63,12 +64,11 @@ def prepare_corpus(recipe: Recipe, world: World, progress: Progress) -> Tokenize
     sources = recipe.corpus.sources
     streamed = {source.name: _open_parts(recipe, source, tokenizer, folder) for source in sources if source.stream}
     stores = {source.name: TokenStore(_token_folder(recipe, source, folder)) for source in sources}
-    parts = {name: store.split() for name, store in stores.items()}
-    distinct = {owner_name(recipe, source): parts[source.name][1] for source in sources}
+    distinct = {owner_name(recipe, source): stores[source.name].held_out for source in sources}
     held_out = [subset for subset in distinct.values() if len(subset)]
     if not held_out:
         raise RecipeError("No texts are held out for evaluation; raise corpus.held_out or provide more texts.")
-    return TokenizedCorpus(tokenizer, {name: train for name, (train, _) in parts.items()}, held_out, streamed)
+    return TokenizedCorpus(tokenizer, {name: store.train for name, store in stores.items()}, held_out, streamed)
 
 
 def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedTokenizerFast, folder: Path) -> TokenParts:
@@ -80,7 +80,9 @@ def _open_parts(recipe: Recipe, source: CorpusSource, tokenizer: PreTrainedToken
 
 
 def _token_folder(recipe: Recipe, source: CorpusSource, folder: Path) -> Path:
-    return Path(source.tokens) if source.tokens else folder / owner_name(recipe, source)
+    if source.tokens:
+        return cache_store(source.tokens) if is_address(source.tokens) else Path(source.tokens)
+    return folder / owner_name(recipe, source)
 
 
 def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
@@ -106,7 +108,7 @@ def _prepare(recipe: Recipe, folder: Path, progress: Progress) -> None:
     tokenizer = _get_tokenizer(recipe, named, list(corpora.values()), folder / "tokenizer", progress)
     for source in settings.sources:
         if source.tokens:
-            _check_tokens(Path(source.tokens), tokenizer)
+            _check_tokens(_token_folder(recipe, source, folder), tokenizer)
     for name, corpus in corpora.items():
         store = prepare(corpus, tokenizer, folder / name, workers, settings.max_bad_share, overwrite=True)
         counts = store.counts

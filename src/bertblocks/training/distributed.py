@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 #: How long the other processes wait while the main process prepares data.
 MAIN_TIMEOUT = timedelta(hours=24)
@@ -39,6 +42,8 @@ class World:
     device: torch.device
     #: The group in which processes wait for the main one, for hours if need be. Other operations keep torch's timeout.
     main_group: dist.ProcessGroup | None = None
+    #: What processes tell each other apart from collective operations.
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -58,10 +63,13 @@ class World:
 
     def run_on_main(self, work: Callable[[], None]) -> None:
         """Runs `work` in the main process while the others wait. If it fails, all processes stop."""
+        self.run_on_all(work if self.is_main else lambda: None)
+
+    def run_on_all(self, work: Callable[[], None]) -> None:
+        """Runs `work` in every process and waits for all. If it fails in one of them, all processes stop."""
         failed = 1.0
         try:
-            if self.is_main:
-                work()
+            work()
             failed = 0.0
         finally:
             failures = torch.tensor(failed)
@@ -69,6 +77,14 @@ class World:
                 dist.all_reduce(failures, group=self.main_group)
         if failures:
             raise PeerFailedError("Another process of this run failed and reports the reason.")
+
+    def from_main(self, find: Callable[[], T]) -> T:
+        """What `find` returns in the main process, for all processes."""
+        found: list[Any] = [None]
+        self.run_on_main(lambda: found.__setitem__(0, find()))
+        if self.size > 1:
+            dist.broadcast_object_list(found, src=0, group=self.main_group)
+        return found[0]
 
 
 def join(device: str = "auto") -> World:
@@ -83,13 +99,12 @@ def join(device: str = "auto") -> World:
         torch.cuda.set_device(own_device)
     if size > 1 and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
-        # restarted processes must not read the addresses of the previous attempt
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = dist.PrefixStore(_attempt(), store)
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size)
         atexit.register(_leave)  # a program may train several times, but can join only once
     if size == 1:
         return World(0, 1, own_device)
-    return World(dist.get_rank(), size, own_device, _main_group())
+    return World(dist.get_rank(), size, own_device, _main_group(), _store())
 
 
 @cache
@@ -97,18 +112,47 @@ def _main_group() -> dist.ProcessGroup:
     return dist.new_group(timeout=MAIN_TIMEOUT, backend="gloo")
 
 
+@cache
+def _store() -> dist.Store:
+    """A connection of its own to the server of the processes, which also serves while an operation hangs."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore(_attempt(), dist.TCPStore(host, port, is_master=False))
+
+
+def _attempt() -> str:
+    """Restarted processes must not read what those of the previous attempt told, unless each has a server of its own.
+
+    Nodes that join a run later count attempts from 0, so elastic runs need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True"
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_shared else 'own'}"
+
+
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def parallelize(model: nn.Module, world: World, parallel: str, has_unused_weights: bool = False) -> nn.Module:
-    """The module whose forward is called in training: the model itself, sharded under FSDP2, or wrapped in DDP."""
+def parallelize(
+    model: nn.Module, world: World, parallel: str, has_unused_weights: bool = False, shard_over: int | None = None
+) -> nn.Module:
+    """The module whose forward is called in training: the model itself, sharded under FSDP2, or wrapped in DDP.
+
+    "hybrid" shards over `shard_over` processes, by default those of a node, and every such group has a copy.
+    """
     if world.size == 1:
         return model
     if parallel == "ddp":
         return DistributedDataParallel(model, find_unused_parameters=has_unused_weights)
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    if parallel == "hybrid":
+        shards = shard_over or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        if world.size % shards:
+            raise ValueError(f"run.shard_over is {shards}; it must divide the number of processes, {world.size}.")
+        mesh = init_device_mesh(
+            world.device.type, (world.size // shards, shards), mesh_dim_names=("replicate", "shard")
+        )
+    else:
+        mesh = init_device_mesh(world.device.type, (world.size,))
     for module in reversed(list(model.modules())):  # experts before their layer
         if isinstance(module, nn.ModuleList):
             for layer in module:

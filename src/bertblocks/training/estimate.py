@@ -240,7 +240,7 @@ def _cost(recipe: Recipe, model: BertBlocksPreTrainedModel, phase: PhasePlan, co
 
 def _memory(recipe: Recipe, model: BertBlocksPreTrainedModel, length: int, micro_batch: int, count: int) -> Memory:
     parameters = model.num_parameters()
-    shards = count if recipe.run.parallel == "fsdp" else 1
+    shards = {"fsdp": count, "hybrid": min(recipe.run.shard_over or count, count)}.get(recipe.run.parallel, 1)
     encoders = [part.base_model.encoder for part in _parts(model)]
     matrices = sum(weight.numel() for encoder in encoders for weight in encoder.parameters() if weight.dim() == 2)
     # AdamW keeps two moments per parameter; Muon keeps one for the matrices inside layers

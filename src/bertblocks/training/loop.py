@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -23,6 +24,7 @@ from bertblocks.core.log import logger
 from bertblocks.core.metrics_file import MetricsFile
 from bertblocks.core.tensor_files import save_tensors
 from bertblocks.nn.ops.gpu import describe_gpu, use_flash_implementation
+from bertblocks.training.anomalies import find_anomaly
 from bertblocks.training.backward import BackwardPass
 from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.compilation import checkpoint_layers, compile_model, make_deterministic
@@ -33,15 +35,17 @@ from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
 from bertblocks.training.routing import RoutingMetrics
+from bertblocks.training.saving import CheckpointWriter
 from bertblocks.training.sections import Run
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, copy_weights, mean_weights, restore
 from bertblocks.training.step_results import StepResult, StepResults, sum_over_processes
 from bertblocks.training.task import TrainingTask
 from bertblocks.training.trackers import Tracker
+from bertblocks.training.watchdog import Watchdog
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or the gradient norm is not finite. The step is not taken, and its batch is saved to a file."""
+    """The loss or the gradient norm of a step is not finite or a spike. It is not taken, and its batch is saved."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,9 @@ class Trainer:
             make_deterministic()
         if run.flash_attention is not None:
             use_flash_implementation(run.flash_attention, describe_gpu(world.device))
-        self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights)
+        self.parallel_model = parallelize(self.model, world, run.parallel, task.has_unused_weights, run.shard_over)
+        self.is_sharded = isinstance(self.parallel_model, FSDPModule)
+        self.writer = CheckpointWriter(self.checkpoints, world, self.is_sharded)
         self.optimizers = optimizers(self.model)
         self.ema = WeightAverage(self.model, run.ema) if run.ema else None
         precision = choose_precision(run.precision, world.device)
@@ -109,6 +115,7 @@ class Trainer:
         self.state = TrainState(position=task.initial_position(), precision=precision)
         self.routing = RoutingMetrics(self.model)
         self.evaluation: dict[str, float] = {}
+        self._waited = 0.0  # for data, since the last line of metrics
         self._received = 0
         self._signal: int | None = None
 
@@ -121,7 +128,8 @@ class Trainer:
         if self.state.scaler:
             self.scaler.load_state_dict(self.state.scaler)
         # the scaler of fp16 reads the device in every step anyway
-        self.results = StepResults(is_late=self.world.device.type != "cpu" and not self.scaler.is_enabled())
+        can_wait = self.run.anomalies.only_stop_the_run and not self.scaler.is_enabled()
+        self.results = StepResults(is_late=self.world.device.type != "cpu" and can_wait)
         if self.world.is_main:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.state.step)
@@ -129,6 +137,8 @@ class Trainer:
             tracker.start(config or {}, self.state.step)
         with contextlib.ExitStack() as stack:
             stack.enter_context(kept_memory())
+            stack.callback(self.writer.close)
+            self.watchdog = stack.enter_context(Watchdog(self.world, self.run.hang_after))
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
             if self.world.is_main:
@@ -141,6 +151,7 @@ class Trainer:
             if self.state.step == 0 and self.run.evaluation.every:
                 self._evaluate_start()
             self._steps(batches, after_step)
+            self.writer.wait()
         return Outcome(self.state, self._signal, self.evaluation)
 
     def _steps(self, batches: Iterator[PreparedStep], after_step: Callable[[], None]) -> None:
@@ -148,8 +159,11 @@ class Trainer:
         saved = state.step
         is_over = self._should_stop_early()
         while not self._is_finished() and not is_over and self._signal is None:
+            self.watchdog.beat(state.step)
             started = time.perf_counter()
+            waited = time.monotonic()
             prepared = next(batches)
+            self._waited += time.monotonic() - waited
             result = self._step(prepared)
             after_step()
             self._read_results(before=result)
@@ -163,6 +177,7 @@ class Trainer:
             if is_last or not self.results.is_late:
                 self._read_results()
             if is_last or (run.evaluation.every and state.step % run.evaluation.every == 0):
+                self.watchdog.beat(state.step)
                 is_over = self._evaluate()
             is_best = state.best is not None and state.best.step == state.step
             periods = (run.checkpoints.every, run.checkpoints.milestones)
@@ -178,7 +193,7 @@ class Trainer:
         return self.state.step >= self.task.total_steps or (budget is not None and self.state.seconds >= budget)
 
     def _resume(self) -> None:
-        latest = self.checkpoints.find_latest()
+        latest = self.world.from_main(self.checkpoints.find_latest)
         for problem in latest.problems:
             fallback = "resuming from the previous one" if latest.path else "there is no other, so the run starts again"
             if self.world.is_main:
@@ -238,9 +253,8 @@ class Trainer:
         values = torch.cat([sum_over_processes(torch.cat([sums, flag])), norm.double().view(1)])
         rate = self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
         self.results.add(result := StepResult(prepared, terms, tokens, rate, values))
-        if not self.results.is_late:
-            self._check_finite(result)
-        self._update(step, norm)
+        if self.results.is_late or self._is_sound(result):
+            self._update(step, norm)
         return result
 
     def _update(self, step: int, norm: Tensor) -> None:
@@ -261,17 +275,43 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(step)
 
-    def _check_finite(self, result: StepResult) -> None:
-        """Saves this process's part of a batch and raises an error if loss or gradients are not finite.
+    def _is_sound(self, result: StepResult) -> bool:
+        """Checks a step. One that is an anomaly stops the run or is skipped, with the weights as they are or as before.
 
-        On a GPU the next step is under way then, but no checkpoint contains either.
+        On a GPU the next step is under way then, and the run can only stop; no checkpoint contains either step.
         """
-        is_scaled = self.scaler.is_enabled()
-        values = {"loss": result.loss} | ({} if is_scaled else {"gradient norm": result.norm})
-        problems = [(what, value) for what, value in values.items() if not math.isfinite(value)]
-        if not problems:
-            return
-        (what, value), step, prepared = problems[0], result.prepared.step, result.prepared
+        norm = 0.0 if self.scaler.is_enabled() else result.norm  # in fp16 an overflow only lowers the loss scale
+        anomaly = find_anomaly(result.loss, norm, result.prepared.step, self.state, self.run.anomalies)
+        if anomaly is None:
+            return True
+        (action, problem), limit = anomaly, self.run.anomalies.limit
+        if action == "stop" or self.state.skipped >= limit:
+            reason = "" if action == "stop" else f" Already {limit} steps were skipped (run.anomalies.limit)."
+            self._stop(problem, reason, result.prepared)
+        result.is_skipped = True
+        self.state.skipped += 1
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.scaler.update()
+        if action == "rewind":
+            problem += f"; the weights go back to {self._rewind()}"
+        if self.world.is_main:
+            logger.warning(f"{problem}; the step was skipped.")
+        return False
+
+    def _rewind(self) -> str:
+        """Restores weights and optimizer from the newest checkpoint that every run of this recipe writes."""
+        self.writer.wait()
+        every = self.run.checkpoints.every
+        latest = self.world.from_main(lambda: self.checkpoints.find_latest(lambda step: step % every == 0))
+        if latest.path is None:
+            return "nothing, because no checkpoint was written yet"
+        restore(latest.path, self.model, self.optimizers, self.ema)
+        return latest.path.name
+
+    def _stop(self, problem: str, reason: str, prepared: PreparedStep) -> None:
+        """Saves this process's part of the batch and raises an error."""
+        step = prepared.step
         file = self.folder / f"not-finite-step-{step + 1:08d}-process-{self.world.rank}.safetensors"
         tensors = {
             f"{number}.{name}": value.cpu()
@@ -280,9 +320,8 @@ class Trainer:
             if isinstance(value, Tensor)
         }
         save_tensors(tensors, file)
-        raise NonFiniteError(
-            f"The {what} of step {step + 1} is {value}; the step was not taken. Its batch is saved in {file}."
-        )
+        outcome = "no checkpoint contains the step" if self.results.is_late else "the step was not taken"
+        raise NonFiniteError(f"{problem}; {outcome}. Its batch is saved in {file}.{reason}")
 
     # ------------------------------------------------------------------ metrics, evaluation and checkpoints
 
@@ -290,20 +329,20 @@ class Trainer:
         """Checks and logs the steps that were launched, or those launched before one."""
         for result in self.results.read(before):
             if self.results.is_late:
-                self._check_finite(result)
+                self._is_sound(result)
             self._signal = (self._received or signal.SIGTERM) if result.received_signal else self._signal
             self._accumulate(result)
             self._log(result)
 
     def _accumulate(self, result: StepResult) -> None:
         """Adds a step to the sums for the next line of metrics."""
-        step, means = result.prepared.step, result.means
+        step, means = result.prepared.step, {} if result.is_skipped else result.means
         self.state.tokens += result.tokens
         slots = self.task.step_info(step).get("slots", 0)
-        added = {"steps": 1, "tokens": result.tokens, "slots": slots, "gradient_norm": result.norm}
-        added["seconds"] = result.seconds
+        added: dict[str, float] = {"steps": 1, "tokens": result.tokens, "slots": slots, "seconds": result.seconds}
+        added |= {"skipped": 1} if result.is_skipped else {"gradient_norm": result.norm}
         is_side = self.task.is_side_step(step)
-        if not is_side:
+        if not is_side and means:
             added["loss"] = sum(means.values())
         if is_side or len(means) > 1:
             added |= {f"loss_{term}": mean for term, mean in means.items()}
@@ -317,11 +356,12 @@ class Trainer:
         if is_due:
             self.routing.move_to(window, self.world)
         steps, seconds = window["steps"], max(window["seconds"], 1e-9)
+        taken = max(steps - window.get("skipped", 0), 1)
         losses = {key: value for key, value in window.items() if key.startswith("loss")}
         line: dict[str, Any] = {
             "step": step,
             "tokens": state.tokens,
-            **{key: value / steps for key, value in window.items() if key.startswith(("gradient", "router"))},
+            **{key: value / taken for key, value in window.items() if key.startswith(("gradient", "router"))},
             **{key: value / window.get(f"steps with {key}", steps) for key, value in losses.items()},
             "learning_rate": result.learning_rate,
             "tokens_per_second": window["tokens"] / seconds,
@@ -336,8 +376,18 @@ class Trainer:
             seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
         self.progress.update(step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_due:
-            self._write({**line, "seconds": state.seconds})
+            self._write({**line, **self._data_wait(seconds), "seconds": state.seconds})
             window.clear()
+
+    def _data_wait(self, seconds: float) -> dict[str, float]:
+        """The share of time that the process which waited longest for its data has waited, and which one that is."""
+        waits = self.world.sum([self._waited * (rank == self.world.rank) for rank in range(self.world.size)])
+        self._waited = 0.0
+        longest = max(range(len(waits)), key=waits.__getitem__)
+        share = {"data_wait": min(waits[longest] / seconds, 1.0)}
+        skipped = self.state.window.get("skipped")
+        share |= {"skipped_steps": skipped} if skipped else {}
+        return share | ({"data_wait_process": longest} if self.world.size > 1 else {})
 
     def _write(self, line: dict[str, Any]) -> None:
         if not self.world.is_main:
@@ -405,14 +455,10 @@ class Trainer:
         self.routing.move_to(state.window, self.world)
         state.scaler = self.scaler.state_dict()
         state.random = {"seed": self.run.seed, "step": state.step}
-        snapshot = Snapshot(self.model, self.optimizers, self.ema)
-
-        def write_files(folder: Path) -> None:
-            snapshot.write(folder, state)
-            self.write_extras(folder)
-
-        def work() -> None:
+        self.writer.wait()
+        snapshot = None
+        if self.is_sharded or self.world.is_main:
+            snapshot = Snapshot(self.model, self.optimizers, self.ema, self.is_sharded)
+        if self.world.is_main:
             self.metrics.flush()
-            self.checkpoints.write(state.step, write_files, protected=state.best.step if state.best else None)
-
-        self.world.run_on_main(work)
+        self.writer.save(snapshot, state, self.write_extras, protected=state.best.step if state.best else None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
+from bertblocks.data.chunks import ChunkIndex, ChunkSizes
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.parts import TokenParts
 from bertblocks.data.stream import Cursor, Documents, PackedStream, Position, Row, StreamSource
@@ -119,5 +119,5 @@ def _size_factor(documents: Documents | TokenParts, min_tokens: int, corpus: Cor
     """The factor on a weight that follows from the size (Conneau et al., 2020, with alpha = 1 / temperature)."""
     if corpus.temperature is None or isinstance(documents, TokenParts):
         return 1.0
-    lengths = np.asarray(documents.lengths)
-    return float(lengths[lengths >= min_tokens].sum()) ** (1 / corpus.temperature)
+    tokens = ChunkIndex(documents, min_tokens, ChunkSizes(1, 1, ()), "A source").tokens
+    return float(tokens) ** (1 / corpus.temperature)

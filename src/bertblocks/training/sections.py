@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bertblocks.core.settings import Count, Positive, Section, Share
 from bertblocks.training.amounts import AmountField, Duration
+from bertblocks.training.anomalies import Anomalies
 from bertblocks.training.objective_sections import OBJECTIVES, MaskRateSchedule, ObjectiveSection, Rate
 from bertblocks.training.schedules import SCHEDULES, ScheduleSection
 
@@ -58,13 +59,14 @@ class CorpusSource(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] = "docstrings"
     """The name in mixtures and reports, and of the token folder: letters, digits, `.`, `_` and `-`."""
     files: list[str] | None = None
-    """Files, folders and globs of .txt, .jsonl, .csv and .parquet files, optionally compressed as .gz or .zst."""
+    """Files, folders, globs and addresses of .txt, .jsonl, .csv and .parquet files, optionally as .gz or .zst."""
     dataset: str | None = None
     """A dataset of the `datasets` library, as NAME or NAME:CONFIG."""
     builtin: Literal["docstrings"] | None = None
     """The docstrings of Python and the installed packages."""
     tokens: str | None = None
-    """A folder that `bertblocks data prepare` wrote with the tokenizer that `tokenizer.load` names."""
+    """A folder that `bertblocks data prepare` wrote with the tokenizer that `tokenizer.load` names, or its address,
+    such as s3://bucket/tokens; its files come into a local folder (BERTBLOCKS_CACHE) when they are first used."""
     column: str = "text"
     """The column or key that holds the text."""
     one_per: Literal["paragraph", "line", "file"] = "paragraph"
@@ -221,8 +223,11 @@ class Run(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto means bf16 where the hardware has bf16 units, and fp32 elsewhere. fp16 uses loss scaling."""
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Data parallelism over processes: a full copy of the model each (ddp), or a shard each (FSDP2)."""
+    parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
+    """Data parallelism over processes: a full copy of the model each (ddp), a shard each (FSDP2), or a copy in each
+    group of processes, in which each has a shard (hybrid)."""
+    shard_over: Count | None = None
+    """The processes of a group under hybrid. None: those of a node."""
     micro_batch_tokens: Count | None = None
     """Tokens per forward pass of a process; gradients accumulate over micro-batches. None: no accumulation."""
     gradient_checkpointing: bool | Literal["selective"] = False
@@ -243,6 +248,11 @@ class Run(Section):
     profile: Count | None = None
     """Profiles this many steps, from the third on, into profile/trace.json (for Chrome or Perfetto) and table.txt."""
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    hang_after: Positive | None = 1800.0
+    """Seconds after which a process of several, whose step or evaluation does not end, reports the step of each process
+    and exits, so that torchrun starts all again. None: never."""
+    anomalies: Anomalies = Anomalies()
+    """What to do about losses that are not finite or much higher than before."""
     checkpoints: Checkpoints = Checkpoints()
     evaluation: Evaluation = Evaluation()
 

@@ -24,6 +24,8 @@ class StepResult:
     values: Tensor  # the mean of each loss, the signals that processes received, the gradient norm
     arrival: torch.cuda.Event | None = None
     seconds: float = 0.0
+    #: Whether the weights were left as they were.
+    is_skipped: bool = False
 
     @property
     def means(self) -> dict[str, float]:
