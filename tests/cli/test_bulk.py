@@ -58,7 +58,7 @@ def test_json_prints_events(models: dict[str, str], table: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--shard", "2/2"], "shard is 2/2; it must be i/n with i from 0 to n - 1."),
+        (["--shard", "2/2"], "--shard is '2/2'; it must be I/N"),
         (["--shard", "one"], "--shard is 'one'; it must be I/N"),
         (["--option", "dimension=3"], "'dimension' is not an option of embed"),
         (["--option", "dimensions"], "--option is 'dimensions'; it must be KEY=VALUE."),

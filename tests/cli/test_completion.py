@@ -28,7 +28,7 @@ def complete(line: str) -> list[str]:
         ("bertblocks pretrain modern", ["modernbert-base"]),
         (
             "bertblocks pretrain demo run.checkpoints.",
-            [f"run.checkpoints.{key}=" for key in ("every", "keep", "milestones")],
+            [f"run.checkpoints.{key}=" for key in ("every", "keep", "milestones", "average")],
         ),
         ("bertblocks finetune classify class_w", ["class_weights="]),
         ("bertblocks finetune tag class_w", []),

@@ -15,7 +15,7 @@ from bertblocks.nn.layout import SequenceLayout
 from bertblocks.nn.position import T5Position
 from tests.helpers import EDGE_LENGTHS
 
-pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'bertblocks[triton]'")
 
 #: Cases as (lengths, heads, key heads, head size, half window, is causal).
 FAST: list[tuple[Any, ...]] = [

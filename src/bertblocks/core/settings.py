@@ -212,18 +212,7 @@ def override(schema: type[BaseModel], values: dict[str, Any], assignment: str) -
 
 
 def set_value(schema: type[BaseModel], values: dict[str, Any], key: str, value: Any, origin: str) -> None:
-    """Sets the value of a key such as `optimizer.lr`. A missing section starts from the schema's default.
-
-    Example:
-        >>> class Shape(Section):
-        ...     radius: float = 1.0
-        >>> class Drawing(Section):
-        ...     shape: Shape = Shape()
-        >>> values = {}
-        >>> set_value(Drawing, values, "shape.radius", 2.0, "a test")
-        >>> values
-        {'shape': {'radius': 2.0}}
-    """
+    """Sets the value of a key such as `optimizer.lr`. A missing section starts from the schema's default."""
     place: Any = values
     *parents, last = key.split(".")
     if parents and parents[0] not in values and parents[0] in schema.model_fields:

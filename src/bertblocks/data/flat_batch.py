@@ -34,7 +34,7 @@ class FlatBatch:
     decoder_labels: Tensor | None = None  # [tokens]
     seeds: Tensor | None = None  # [sequences]
     #: The tokens with a label. A model without them looks for them in `labels`, which waits for a GPU.
-    label_indices: Tensor | None = None
+    scored_tokens: Tensor | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod

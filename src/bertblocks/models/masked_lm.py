@@ -188,12 +188,12 @@ class BertBlocksForMaskedLM(LanguageModel):
         return_logits: bool | None = None,
         z_loss: float = 0.0,
         bags: tuple[Tensor, int] | None = None,
-        label_indices: Tensor | None = None,
+        scored_tokens: Tensor | None = None,
         **options: Unpack[EncoderOptions],
     ) -> LanguageModelOutput:
         """Returns logits and, given `labels`, the summed loss divided by the number of labels.
 
-        `label_indices` are the flat indices of the labelled tokens, if the caller knows them; looking for them waits
+        `scored_tokens` are the flat indices of the labelled tokens, if the caller knows them; looking for them waits
         for a GPU.
 
         `num_items_in_batch` replaces that number. `z_loss` times the square of the softmax's log denominator is added
@@ -210,7 +210,7 @@ class BertBlocksForMaskedLM(LanguageModel):
             **options,
             token_indices=None
             if labels is None or want_logits
-            else partial(labelled_tokens, labels=labels, indices=label_indices),
+            else partial(labelled_tokens, labels=labels, indices=scored_tokens),
         )
         hidden, layout = encoded.hidden, encoded.layout
         if self.sparse_head is not None:

@@ -79,7 +79,7 @@ class MaskedLanguageModeling(Objective):
             cu_seqlens=cumulative_lengths(lengths + self.overhead),
             counts={"masked_lm": len(indices)},
             labels=torch.from_numpy(labels),
-            label_indices=torch.from_numpy(indices),
+            scored_tokens=torch.from_numpy(indices),
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class MaskedLanguageModeling(Objective):
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,
             labels=batch.labels,
-            label_indices=batch.label_indices,
+            scored_tokens=batch.scored_tokens,
             num_items_in_batch=1,
             return_logits=False,
             z_loss=self.z_loss,

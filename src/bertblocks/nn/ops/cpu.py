@@ -21,7 +21,6 @@ def is_onednn_faster() -> bool:
     return torch.backends.mkldnn.is_available() and bool(cpu.get("avx512_f")) and not is_intel_cpu
 
 
-@cache
 def has_fast_bf16_products() -> bool:
     """True if AVX512 multiplies bf16 numbers faster than fp32 ones.
 
