@@ -1,4 +1,4 @@
-"""Settings that must be in place before JAX is imported, and the folders that need it."""
+"""Settings that must be in place before JAX is imported, and the files that need it or Triton."""
 
 import os
 from importlib.util import find_spec
@@ -8,3 +8,4 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 has_jax = find_spec("jax") and find_spec("flax")
 collect_ignore_glob = [] if has_jax else ["src/bertblocks/flax/*", "tests/flax/*"]
+collect_ignore = [] if find_spec("triton") else ["src/bertblocks/nn/ops/short_attention.py"]

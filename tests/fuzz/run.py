@@ -68,7 +68,7 @@ def _import_everything() -> None:
     import bertblocks
 
     for module in pkgutil.walk_packages(bertblocks.__path__, "bertblocks."):
-        if not module.name.startswith(("bertblocks.flax", "bertblocks.__main__")):
+        if not module.name.startswith(("bertblocks.flax", "bertblocks.__main__", "bertblocks.nn.ops.short_attention")):
             importlib.import_module(module.name)
     for name in ("datasets", "openpyxl", "sklearn.metrics", "seqeval.metrics", "scipy.stats", "pyarrow.dataset"):
         importlib.import_module(name)
