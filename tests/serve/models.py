@@ -21,12 +21,12 @@ from tests.small_tokenizers import wrap
 TEXTS = ["the cat sat on the mat", "a dog", "", "who let the dogs out of the house last night"]
 
 
-def make_predictor(kind: type = BertBlocksModel, seed: int = 0, **options: Any) -> Predictor:
+def make_predictor(kind: type = BertBlocksModel, seed: int = 0, int8: bool = False, **options: Any) -> Predictor:
     """A predictor with random weights."""
     torch.manual_seed(seed)
     tokenizer = wrap("wordpiece")
     config = tiny_config(vocab_size=len(tokenizer), **options)
-    return Predictor(kind(config).eval(), tokenizer, threads=1)
+    return Predictor(kind(config).eval(), tokenizer, int8=int8, threads=1)
 
 
 def make_models() -> ModelSet:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from bertblocks import Predictor
+from bertblocks.nn.quantized import QuantizedBlock
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import (
     DeadlineExceeded,
@@ -31,7 +32,7 @@ from bertblocks.serve.errors import (
 from bertblocks.serve.lanes import Batch
 from bertblocks.serve.models import METHODS, ModelSet, ServedModel
 from bertblocks.serve.observer import Observer
-from bertblocks.serve.runner import LocalRunner, make_threads
+from bertblocks.serve.runner import Forward, LocalRunner, make_threads
 from bertblocks.serve.scheduler import Scheduler, warm_up
 from tests.serve.models import TEXTS, make_models, make_predictor
 
@@ -221,9 +222,10 @@ def test_a_list_of_token_ids_is_embedded_like_its_text(models: ModelSet) -> None
         serve(models, lambda scheduler: scheduler.run(models[0], "encode", [[vocab_size]]))
 
 
-def test_short_requests_run_in_the_middle_of_a_long_forward_pass(models: ModelSet) -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_short_requests_run_in_the_middle_of_a_long_forward_pass(int8: bool) -> None:
     """A hook of the test adds a short request when the long one reaches its second layer."""
-    predictor = make_predictor()
+    predictor = make_predictor(int8=int8)
     own = ModelSet([ServedModel("model", predictor)])
     finished: list[str] = []
 
@@ -248,9 +250,17 @@ def test_short_requests_run_in_the_middle_of_a_long_forward_pass(models: ModelSe
 
     long, short = serve(own, work)
     assert finished == ["short", "long"]
-    expected = make_predictor().encode([TEXTS[3], "a dog"])
+    expected = make_predictor(int8=int8).encode([TEXTS[3], "a dog"])
     np.testing.assert_allclose(long.results[0], expected[0], atol=1e-6)
     np.testing.assert_allclose(short.results[0], expected[1], atol=1e-6)
+
+
+def test_int8_layers_stay_one_call_in_a_server() -> None:
+    """Hooks inside a layer would keep it from running in the C kernel."""
+    predictor = make_predictor(int8=True)
+    assert isinstance(predictor.model.base_model.encoder.layers[0], QuantizedBlock)
+    Forward(ModelSet([ServedModel("model", predictor)]), 1, lambda: None)
+    assert all(layer._pack() is not None for layer in predictor.model.base_model.encoder.layers)
 
 
 # ---------------------------------------------------------------------- limits

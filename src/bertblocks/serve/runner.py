@@ -12,6 +12,7 @@ import torch
 from bertblocks.core.log import logger
 from bertblocks.inference.splitting import Segment
 from bertblocks.models import BertBlocksPreTrainedModel
+from bertblocks.nn.quantized import QuantizedBlock
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.lanes import Batch
 from bertblocks.serve.models import ModelSet, PipelineKey, Pipelines
@@ -30,7 +31,7 @@ class _State(threading.local):
     is_primary = False
     #: The threads that it has told torch.
     threads = 0
-    #: Whether its batch lets others run before a sublayer, and the seconds that they may take, as of a time.
+    #: Whether its batch lets others run in between, and the seconds that they may take, as of a time.
     is_interruptible = False
     credit, updated = MAX_CREDIT, 0.0
     #: Seconds of other batches during its own.
@@ -42,7 +43,7 @@ class Forward:
 
     Batches that run at the same time share `threads`: two of them on two CPUs have one each, which is more work in a
     second than one after the other on both. A forward pass keeps its state in local variables only, so `give_way`,
-    which is called before sublayers of a long batch, may run another in between, even of the same model.
+    which is called before parts of a long batch, may run another in between, even of the same model.
     """
 
     def __init__(self, models: ModelSet, threads: int, give_way: Callable[[], None]) -> None:
@@ -54,8 +55,8 @@ class Forward:
         self._lock = threading.Lock()
         for model in models:
             model.predictor.threads = None
-            for sublayer in _sublayers(model.predictor.model):
-                sublayer.register_forward_pre_hook(self._before_sublayer)
+            for module in _interruptible(model.predictor.model):
+                module.register_forward_pre_hook(self._before_module)
 
     def use_all_threads(self) -> None:
         """Makes the calling thread the primary one."""
@@ -91,7 +92,7 @@ class Forward:
             state.threads = threads
             torch.set_num_threads(threads)
 
-    def _before_sublayer(self, *_: Any) -> None:
+    def _before_module(self, *_: Any) -> None:
         state = self._state
         if not state.is_interruptible:
             return
@@ -104,10 +105,10 @@ class Forward:
         self._share_threads()
 
 
-def _sublayers(model: BertBlocksPreTrainedModel) -> Iterable[Any]:
+def _interruptible(model: BertBlocksPreTrainedModel) -> Iterable[Any]:
+    """The modules before which a batch may wait: sublayers, or int8 layers, which are one call without hooks inside."""
     for layer in model.base_model.encoder.layers:
-        yield layer.attention
-        yield layer.mlp
+        yield from [layer] if isinstance(layer, QuantizedBlock) else [layer.attention, layer.mlp]
 
 
 class LocalRunner:
