@@ -278,15 +278,20 @@ main()
 
 @pytest.mark.parametrize(
     ("architectures", "message"),
-    [(["Foo"], "architectures is ['Foo']"), ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'")],
+    [
+        (["Foo"], "architectures is ['Foo']"),
+        ("BertBlocksForMaskedLM", "architectures is 'BertBlocksForMaskedLM'"),
+        (0.5, "architectures is 0.5"),
+    ],
 )
 def test_an_unknown_architecture_raises(tmp_path: Path, architectures: Any, message: Any) -> None:
     BertBlocksForMaskedLM(BertBlocksConfig.from_preset("mini")).save_pretrained(tmp_path / "own")
     config = tmp_path / "own" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": architectures}))
-    result = CliRunner().invoke(app, ["convert", str(tmp_path / "own"), str(tmp_path / "out")])
-    assert result.exit_code == 1
-    assert message in result.stderr
+    for arguments in (["convert", str(tmp_path / "own"), str(tmp_path / "out")], ["embed", str(tmp_path / "own"), "a"]):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 1
+        assert message in result.stderr
 
 
 def test_a_warning_names_unused_weights(tmp_path: Path) -> None:

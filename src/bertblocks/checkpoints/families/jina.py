@@ -31,7 +31,8 @@ def prepare(values: dict[str, Any], tensors: dict[str, Tensor] | None) -> dict[s
     if not is_published(values):
         return values
     theta = values.get("rotary_emb_base", 10_000.0)
-    classes = [name.replace("XLMRoberta", "JinaEmbeddingsV3") for name in values.get("architectures") or []]
+    names = values.get("architectures")
+    classes = [str(name).replace("XLMRoberta", "JinaEmbeddingsV3") for name in names] if isinstance(names, list) else []
     return {
         **{key: value for key, value in values.items() if key != "position_embedding_type"},
         "model_type": JINA_V3.name,

@@ -69,7 +69,8 @@ def find_kind(folder: Path) -> str | None:
         kinds = [kind for kind, _ in read_modules(folder / MODULES)]
         return next((TELLING_MODULES[kind] for kind in kinds if kind in TELLING_MODULES), "embedder")
     config = read_if_any(folder / "config.json")
-    if (folder / COLBERT_FILE).is_file() or COLBERT_CLASS in (config.get("architectures") or ()):
+    names = config.get("architectures")
+    if (folder / COLBERT_FILE).is_file() or (isinstance(names, list) and COLBERT_CLASS in names):
         return "multi-vector"
     return "cross-encoder" if any(key in config for key in CROSS_ENCODER_KEYS) else None
 
