@@ -313,6 +313,13 @@ def test_a_foreign_folder_and_a_second_worker_are_refused(models: dict[str, str]
         run("embed", models["embed"], [table], tmp_path / "two", shard=(1, 2))
 
 
+def test_a_model_without_the_head_claims_no_folder(models: dict[str, str], table: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="classif"):
+        run("classify", models["embed"], [table], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert run("embed", models["embed"], [table], tmp_path / "out").is_complete
+
+
 def test_the_hash_of_a_large_file_sees_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertblocks.bulk.manifest.BLOCK_BYTES", 4)
     path, found = tmp_path / "in.txt", set()

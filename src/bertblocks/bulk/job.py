@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from bertblocks.bulk.folder import OutputFolder
 from bertblocks.bulk.manifest import MANIFEST, check_folder, claim_folder, read_manifest
-from bertblocks.bulk.plan import Plan, make_plan
+from bertblocks.bulk.plan import make_plan
 from bertblocks.bulk.settings import BulkSettings
 from bertblocks.bulk.worker import Row, ShardResult, Worker, shard_name
 from bertblocks.core.log import logger
@@ -29,7 +29,7 @@ class Runner(Protocol):
     """Turns numbered shards of rows into results, here or on a cluster."""
 
     def __call__(
-        self, plan: Plan, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
+        self, worker: Worker, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
     ) -> Iterator[ShardResult]: ...
 
 
@@ -48,9 +48,8 @@ class BulkResult:
 
 
 def run_here(
-    plan: Plan, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
+    worker: Worker, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
 ) -> Iterator[ShardResult]:
-    worker = Worker(plan)
     for number, rows in shards:
         yield worker.run(number, rows, on_rows)
 
@@ -72,11 +71,15 @@ def run_bulk(
     for note in plan.notes:
         logger.info(note)
     folder = OutputFolder(settings.output)
-    check_folder(folder, plan.manifest)  # before a lock leaves its file in a foreign folder
+    worker = Worker(plan)
+    if check_folder(folder, plan.manifest) is None:  # before a lock leaves its file in a foreign folder
+        worker.check_model()  # before a job that cannot run claims the folder
     with folder.claimed(*settings.shard):
         with folder.locked():
-            plan = replace(plan, manifest=claim_folder(folder, plan.manifest))
-        job = _Job(plan, folder, plan.manifest["rows"], on_event, on_rows)
+            manifest = claim_folder(folder, plan.manifest)
+        if manifest["batch_tokens"] != plan.manifest["batch_tokens"]:
+            worker = Worker(replace(plan, manifest=manifest))
+        job = _Job(worker, manifest["rows"], on_event, on_rows)
         if job.is_done:
             logger.info(f"{folder.name}: all shards of this worker are there already")
         else:
@@ -98,8 +101,7 @@ def _choose_runner(on: Literal["ray"] | None) -> Runner:
 class _Job:
     """The work of one worker."""
 
-    plan: Plan
-    folder: OutputFolder
+    worker: Worker
     input_rows: int | None
     on_event: OnEvent
     on_rows: OnRows
@@ -110,6 +112,7 @@ class _Job:
     _seen: int = 0
 
     def __post_init__(self) -> None:
+        self.plan, self.folder = self.worker.plan, self.worker.folder
         self._find_done()
 
     def _find_done(self) -> None:
@@ -151,7 +154,7 @@ class _Job:
                 "done_shards": len(self.done),
             }
         )
-        Worker(plan).calibrate(read_rows(plan.sources, roles, columns, settings.read))
+        self.worker.calibrate(read_rows(plan.sources, roles, columns, settings.read))
         finished = 0
 
         def count(rows: int) -> None:
@@ -161,7 +164,7 @@ class _Job:
 
         rows = read_rows(plan.sources, roles, columns, settings.read, is_wanted)
         started = time.perf_counter()
-        for result in runner(plan, self._cut(rows), count):
+        for result in runner(self.worker, self._cut(rows), count):
             self._finish(result, time.perf_counter() - started, expected)
         if self.input_rows is None:
             self.input_rows = self._seen

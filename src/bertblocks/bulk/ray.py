@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from bertblocks.bulk.apply import Apply
-from bertblocks.bulk.plan import Plan
 from bertblocks.bulk.worker import Row, ShardResult, Worker
 from bertblocks.core.ray_cluster import connect_ray, limit_threads, take_ready
 from bertblocks.core.requirements import require_packages
@@ -40,15 +39,15 @@ def map_dataset(
 
 
 def run_on_ray(
-    plan: Plan, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
+    worker: Worker, shards: Iterator[tuple[int, Iterable[Row]]], on_rows: Callable[[int], None]
 ) -> Iterator[ShardResult]:
     """Computes the shards of a job in as many actors as the cluster has room for; this process reads the rows.
 
     All nodes must see the output folder and the model. A lost actor is replaced, and its shard computed again.
     """
     ray = connect_ray("--on ray")
-    threads = plan.settings.threads or 1
-    plan = replace(plan, settings=replace(plan.settings, threads=threads))
+    threads = worker.plan.settings.threads or 1
+    plan = replace(worker.plan, settings=replace(worker.plan.settings, threads=threads))
     actor: Any = ray.remote(Worker).options(
         num_cpus=threads, max_restarts=-1, max_task_retries=-1, runtime_env=limit_threads(threads)
     )
@@ -59,12 +58,12 @@ def run_on_ray(
         if len(busy) == most:
             yield _collect(busy, on_rows)
         waiting = list(busy.values())
-        worker = min(workers, key=waiting.count)
-        busy[worker.run.remote(number, list(rows))] = worker
+        chosen = min(workers, key=waiting.count)
+        busy[chosen.run.remote(number, list(rows))] = chosen
     while busy:
         yield _collect(busy, on_rows)
-    for worker in workers:
-        ray.kill(worker)
+    for remote in workers:
+        ray.kill(remote)
 
 
 def _collect(busy: dict[Any, Any], on_rows: Callable[[int], None]) -> ShardResult:

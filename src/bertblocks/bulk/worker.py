@@ -61,6 +61,12 @@ class Worker:
             self._opened = open_predictor(self.plan)
         return self._opened
 
+    def check_model(self) -> None:
+        """Raises an error if the model lacks what the task needs, such as its head."""
+        settings = self.plan.settings
+        options = {name: value for name, value in settings.options.items() if name not in ("precision", "ranges")}
+        self.predictor.pipeline(settings.bulk_task.method, **options)
+
     def run(self, number: int, rows: Iterable[Row], on_rows: Callable[[int], None] = lambda count: None) -> ShardResult:
         """Writes the files of a shard. Batches depend on its rows alone, so a shard always has the same bytes."""
         started = time.perf_counter()

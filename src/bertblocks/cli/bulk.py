@@ -12,6 +12,7 @@ from bertblocks.cli.model_options import FILES_HELP, ModelOptions, TableOptions,
 from bertblocks.cli.options import parse_shard, with_options
 from bertblocks.cli.output import echo, print_event
 from bertblocks.cli.source import fail
+from bertblocks.core.console import write_seconds
 
 TaskName = Literal["embed", "sparse", "multi", "rerank", "classify", "tag", "answer", "fill-mask"]
 
@@ -168,14 +169,9 @@ def _print_line(event: dict[str, Any]) -> None:
         for problem in event["problems"]:
             echo(f"bad row: {problem}")
         bad = f", {event['bad_rows']:,} bad" if event["bad_rows"] else ""
-        left = "" if event["seconds_left"] is None else f", {_write_time(event['seconds_left'])} left"
+        left = "" if event["seconds_left"] is None else f", {write_seconds(event['seconds_left'])} left"
         echo(f"shard {event['shard']}: {event['rows']:,} rows{bad}, {event['rows_per_second']:,.0f} rows/s{left}")
     else:
         state = "the job is complete" if event["is_complete"] else "other workers have shards to write"
         bad = f" and {event['bad_rows']:,} bad rows" if event["bad_rows"] else ""
         echo(f"{event['rows']:,} rows{bad} in {event['shards']} shards, {event['seconds']:.1f} s; {state}")
-
-
-def _write_time(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"

@@ -167,7 +167,7 @@ def _variants(planned: StudyPlan) -> list[dict[str, Any]]:
 
 
 def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None:
-    from bertblocks.core.console import write_bytes, write_number
+    from bertblocks.core.console import write_bytes, write_number, write_seconds
 
     study, console = planned.source.study, make_console()
     budget = study.budget
@@ -185,7 +185,7 @@ def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None
     searches = f" and {study.search.runs * len(planned.arms)} short ones for learning rates" if study.search else ""
     console.print(
         f"\n{len(planned.arms)} x {len(study.seed_list)} trials{searches}, {expected.done} done; "
-        f"{write_flops(expected.flops)} FLOPs to go, about {_write_time(expected.seconds)} on {kind}, "
+        f"{write_flops(expected.flops)} FLOPs to go, about {write_seconds(expected.seconds)} on {kind}, "
         f"{write_bytes(expected.memory)} of memory and what the processes themselves take.",
         highlight=False,
     )
@@ -196,18 +196,6 @@ def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None
     console.print(
         f"A difference in {deciding.name} of {effect} is found with a power of {study.power:.0%}.", highlight=False
     )
-
-
-def _write_time(seconds: float) -> str:
-    """A time in the unit that suits it.
-
-    Example:
-        >>> _write_time(50), _write_time(600), _write_time(86400)
-        ('50 s', '10 min', '24.0 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @app.command("list")

@@ -87,6 +87,20 @@ def write_bytes(count: float) -> str:
     return f"{count / 2**10:,.1f} KiB"
 
 
+def write_seconds(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    Example:
+        >>> write_seconds(4.21), write_seconds(75), write_seconds(7384)
+        ('4.2 s', '1 min 15 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def write_number(value: float) -> str:
     """Formats a number briefly, for an axis or a table.
 

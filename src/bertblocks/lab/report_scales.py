@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertblocks.core.console import write_seconds
 from bertblocks.lab.report_charts import Band, Point, band_chart, pareto_chart, pareto_front, rate_chart
 from bertblocks.lab.report_tables import Row
 from bertblocks.lab.results import CurvePoint, LearningRateSearch, StudyResults, TrialRecord
@@ -15,7 +16,7 @@ from bertblocks.lab.statistics.learning_rate import LearningRateFit, fit_learnin
 from bertblocks.lab.statistics.scaling import PowerLaw, difference_trend, fit_power_law
 from bertblocks.lab.statistics.verdicts import Comparison, references
 from bertblocks.reports.charts import Chart
-from bertblocks.reports.page import Html, figures, paragraph, section, table, write_seconds, write_value
+from bertblocks.reports.page import Html, figures, paragraph, section, table, write_value
 
 FLOPS = "training compute, FLOPs"
 

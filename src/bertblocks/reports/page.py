@@ -193,20 +193,6 @@ def write_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else write_number(value)
 
 
-def write_seconds(seconds: float) -> str:
-    """A duration in its two largest units.
-
-    Example:
-        >>> write_seconds(4.21), write_seconds(75), write_seconds(7384)
-        ('4.2 s', '1 min 15 s', '2 h 3 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
 def write_page(path: Path, title: str, body: Html, refresh: int | None = None) -> Path:
     """Writes a page that works offline. It loads itself again every `refresh` seconds."""
     here = resources.files(__package__)

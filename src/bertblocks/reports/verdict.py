@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bertblocks.reports.page import write_seconds, write_value
+from bertblocks.core.console import write_seconds
+from bertblocks.reports.page import write_value
 from bertblocks.reports.runs import Run
 
 
