@@ -44,6 +44,7 @@ from bertblocks.nn.embedding_head import Dense
 from bertblocks.tasks.predictor import Predictor
 from bertblocks.tasks.settings import ClassifySettings
 from bertblocks.text.tables import DataError
+from bertblocks.training import starting_model
 from bertblocks.training.finetune import _request, is_finished
 from bertblocks.training.finetune_run import Files
 from bertblocks.training.run_folder import RunFolderError
@@ -332,6 +333,29 @@ def test_a_killed_run_resumes_to_the_same_weights(base: Any, files: Any, tmp_pat
     subprocess.run([*command, str(out)], check=True, env=environment, capture_output=True)
     whole, resumed = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", out))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_words_that_no_text_uses_keep_their_embedding_and_a_run_resumes(
+    base: Any, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting_model, "LARGE_TABLE", 8)
+    options = {**QUICK, "epochs": 1, "batch_size": 8, "head": "random", "keep_checkpoints": True, "precision": "fp32"}
+    options |= {"evaluations_per_epoch": 3, "patience": None}
+    finetune("classify", base, files / "classify.csv", output=tmp_path / "whole", **options)
+    before, after = (load(folder)[0].get_input_embeddings().weight for folder in (base, tmp_path / "whole"))
+    used = (before != after).any(1)
+    assert 0 < used.sum() < len(used)
+    steps = sorted((tmp_path / "whole" / "checkpoints").iterdir())
+    state = load_file(steps[-1] / "optimizer.safetensors")
+    assert any(key.startswith("rows/") and len(rows) == used.sum() for key, rows in state.items())
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for step in steps[1:]:
+        shutil.rmtree(tmp_path / "cut" / "checkpoints" / step.name)
+    for file in ("results.json", "model.safetensors"):
+        (tmp_path / "cut" / file).unlink()
+    finetune("classify", base, files / "classify.csv", output=tmp_path / "cut", **options)
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
 ALL_TASKS = {"classify": "classify.csv", "tag": "tag.conll", "answer": "answer.jsonl", "embed": "embed.csv"}

@@ -11,10 +11,68 @@ from bertblocks.training.optimizers import (
     ADAMW_UPDATE_SIZE,
     ITERATIONS,
     MuonOptimizer,
+    RowAdamW,
     StableAdamWOptimizer,
+    gradient_values,
     orthogonalize,
 )
 from tests.training.helpers import make_model
+
+
+def draw_gradient(rows: list[int]) -> torch.Tensor:
+    """A gradient of a table of 12 rows, with two entries for the first row, as for a word that occurs twice."""
+    indices = [rows[0], *rows]
+    values = torch.randn(len(indices), 5)
+    return torch.sparse_coo_tensor(torch.tensor([indices]), values, (12, 5), check_invariants=True)
+
+
+#: The rows that have a gradient in each step. Row 11 never has one.
+STEPS = [[3, 7], [7, 0], [10, 3, 1], [5], [2, 4, 6, 8, 9], [3]]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_row_adamw_equals_torchs_adamw_on_rows_from_their_first_gradient(decay: float) -> None:
+    """Rows with a gradient in the first step are those of AdamW; without decay all rows are."""
+    start = torch.randn(12, 5)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    row_adamw, adamw = RowAdamW([ours], 0.01, weight_decay=decay), torch.optim.AdamW([theirs], 0.01, weight_decay=decay)
+    for rows in STEPS:
+        ours.grad = draw_gradient(rows)
+        theirs.grad = ours.grad.to_dense()
+        row_adamw.step()
+        adamw.step()
+    same = [3, 7] if decay else list(range(12))
+    torch.testing.assert_close(ours[same], theirs[same])
+    assert torch.equal(ours[11], start[11])
+    assert (ours[:11] != start[:11]).all()
+
+
+def test_row_adamw_goes_on_after_and_before_dense_gradients() -> None:
+    start = torch.randn(12, 5)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    row_adamw, adamw = RowAdamW([ours], 0.01, weight_decay=0.0), torch.optim.AdamW([theirs], 0.01, weight_decay=0.0)
+    for step, rows in enumerate(STEPS):
+        gradient = draw_gradient(rows)
+        ours.grad = gradient.to_dense() if step in (2, 3) else gradient
+        theirs.grad = gradient.to_dense()
+        row_adamw.step()
+        adamw.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_sparse_gradients_are_measured_and_scaled_like_dense_ones() -> None:
+    weights = [
+        torch.nn.Parameter(torch.zeros(12, 5)),
+        torch.nn.Parameter(torch.zeros(3)),
+        torch.nn.Parameter(torch.zeros(1)),
+    ]
+    weights[0].grad, weights[1].grad = draw_gradient([4, 2]), torch.randn(3)
+    dense = torch.cat([weights[0].grad.to_dense().flatten(), weights[1].grad])
+    values = gradient_values(weights)
+    torch.testing.assert_close(torch.nn.utils.get_total_norm(values), dense.norm())
+    for value in values:
+        value.mul_(0.5)
+    torch.testing.assert_close(torch.cat([weights[0].grad.to_dense().flatten(), weights[1].grad]), dense * 0.5)
 
 
 def test_stable_adamw_equals_its_formula() -> None:

@@ -42,6 +42,7 @@ from bertblocks.training.starting_model import (
     layered_optimizer,
     load_starting_model,
     read_embedder,
+    train_used_rows,
 )
 from bertblocks.training.state import BestEvaluation, Snapshot, TrainState, restore
 from bertblocks.training.supervised_task import SupervisedTask, split_examples
@@ -278,6 +279,8 @@ class FinetuneRun:
     def _trainable(self, model: BertBlocksPreTrainedModel) -> nn.Module:
         trained = add_lora(model, self.settings.lora_rank) if self.settings.lora_rank else model
         freeze(trained, self.settings.freeze_layers)
+        if self.world.size == 1 and self.world.device.type == "cpu":
+            train_used_rows(trained)
         return trained
 
     def _starting_model(self) -> BertBlocksPreTrainedModel:

@@ -30,6 +30,7 @@ from bertblocks.training.checkpoints import CheckpointFolder
 from bertblocks.training.compilation import checkpoint_layers, compile_model, make_deterministic
 from bertblocks.training.distributed import World, parallelize, reshard, to_full, unshard
 from bertblocks.training.ema import WeightAverage
+from bertblocks.training.optimizers import gradient_values
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
 from bertblocks.training.profiling import profile_steps
@@ -247,21 +248,21 @@ class Trainer:
         sums = BackwardPass(self.task, self.parallel_model, world, *options).run(prepared.batches)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        gradients = gradient_values(self.model.parameters())
         norm = to_full(torch.nn.utils.get_total_norm(gradients))
         flag = torch.full((1,), float(self._received > 0), device=sums.device)
         values = torch.cat([sum_over_processes(torch.cat([sums, flag])), norm.double().view(1)])
         rate = self.state.learning_rate = self.task.learning_rate(step, self.state.seconds)
         self.results.add(result := StepResult(prepared, terms, tokens, rate, values))
         if self.results.is_late or self._is_sound(result):
-            self._update(step, norm)
+            self._update(step, norm, gradients)
         return result
 
-    def _update(self, step: int, norm: Tensor) -> None:
+    def _update(self, step: int, norm: Tensor, gradients: list[Tensor]) -> None:
         """Clips gradients and changes the weights."""
         is_late = self.results.is_late  # the host does not know the norm yet; a factor of 1 changes no gradient
         if self.clip is not None and (is_late or norm > self.clip):
-            torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.clip, norm)
+            torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.state.learning_rate * group.get("rate_scale", 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,8 @@ ITERATIONS = {
         (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     ],
 }
+#: What Adam remembers of each number.
+MOMENTS = ("exp_avg", "exp_avg_sq")
 #: Adam's epsilon unless a recipe sets it.
 ADAM_EPS = 1e-8
 #: The typical root mean square of an AdamW update (Liu et al., 2025).
@@ -109,6 +111,75 @@ def gradient_scale(model: nn.Module) -> float:
     """Returns how small the entries of gradients are compared with those of the base model, for Adam's epsilon."""
     config = getattr(model, "config", None)
     return 1 / width_ratio(config) if isinstance(config, BertBlocksConfig) else 1.0
+
+
+class RowAdamW(torch.optim.AdamW):
+    """AdamW that trains of a weight with sparse gradients only the rows that have had one: the words that texts use.
+
+    These rows change as in AdamW in every step. The others have no moments and do not decay.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None and weight.grad.is_sparse:
+                    self._step_rows(weight, group)
+                    weight.grad = None
+                elif "rows" in self.state[weight]:
+                    self._spread_rows(weight)
+        super().step()
+
+    def _spread_rows(self, weight: Tensor) -> None:
+        """Gives all rows moments: a run that began with sparse gradients goes on with dense ones."""
+        state = self.state[weight]
+        rows = state.pop("rows")
+        for name in MOMENTS:
+            state[name] = torch.zeros_like(weight).index_copy_(0, rows, state[name])
+
+    def _step_rows(self, weight: Tensor, group: dict[str, Any]) -> None:
+        gradient = cast(Tensor, weight.grad).coalesce()
+        found, values = gradient.indices()[0], gradient.values()
+        state = self.state[weight]
+        if not state:
+            state.update(step=torch.zeros((), device=weight.device), rows=found[:0])
+            state.update(dict.fromkeys(MOMENTS, values[:0]))
+        elif "rows" not in state:  # the run began with dense gradients
+            state["rows"] = torch.arange(len(weight), device=weight.device)
+        places = torch.full((len(weight),), -1, device=weight.device)
+        places[state["rows"]] = torch.arange(len(state["rows"]), device=weight.device)
+        new = found[places[found] < 0]
+        if len(new):
+            places[new] = torch.arange(len(new), device=weight.device) + len(state["rows"])
+            state["rows"] = torch.cat([state["rows"], new])
+            for name in MOMENTS:
+                state[name] = torch.cat([state[name], values.new_zeros(len(new), *values.shape[1:])])
+        rows = weight[state["rows"]]
+        gradients = torch.zeros_like(rows).index_copy_(0, places[found], values)
+        state["step"] += 1
+        torch._fused_adamw_(
+            *([rows], [gradients], *([state[name]] for name in MOMENTS), [], [state["step"]]),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        weight.index_copy_(0, state["rows"], rows)
+
+
+def gradient_values(weights: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients of weights, to be measured or scaled in place; of sparse ones the rows that are not zero."""
+    found = []
+    for weight in weights:
+        if weight.grad is not None and weight.grad.is_sparse:
+            weight.grad = weight.grad.coalesce()
+            found.append(weight.grad._values())
+        elif weight.grad is not None:
+            found.append(weight.grad)
+    return found
 
 
 class StableAdamWOptimizer(Optimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from bertblocks.models.heads import HEAD_PARTS
 from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
-from bertblocks.training.optimizers import ADAM_EPS, decay_groups, gradient_scale, rate_scales
+from bertblocks.training.optimizers import ADAM_EPS, RowAdamW, decay_groups, gradient_scale, rate_scales
 
 #: The peak learning rate of the weights of query tokens: each is a single number, seen in few queries.
 QUERY_WEIGHTS_RATE = 1e-3
+#: Embedding tables with at least as many rows have sparse gradients.
+LARGE_TABLE = 4096
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
@@ -146,7 +149,15 @@ def layered_optimizer(model: nn.Module, rate: float, weight_decay: float, layer_
     ]
     if weights:
         groups.append({"params": weights, "weight_decay": 0.0, "rate_scale": QUERY_WEIGHTS_RATE / rate})
-    return torch.optim.AdamW(groups, lr=rate, eps=ADAM_EPS * gradient_scale(model), fused=True)
+    return RowAdamW(groups, lr=rate, eps=ADAM_EPS * gradient_scale(model), fused=True)
+
+
+def train_used_rows(model: nn.Module) -> None:
+    """Makes the gradients of embedding tables sparse, except those that the model also uses as matrices."""
+    uses = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and uses[id(module.weight)] == 1:
+            module.sparse = module.num_embeddings >= LARGE_TABLE
 
 
 def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
