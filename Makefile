@@ -45,10 +45,9 @@ bench: $(INSTALLED_BENCH)
 bench-quick: $(INSTALLED_BENCH)
 	$(BIN)/python -m benchmarks --quick
 
-# fine-tuning on real data with target scores, then speed and scores compared with transformers' Trainer; about an hour
+# fine-tuning on real data with target scores; about half an hour
 tasks: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tasks
-	$(BIN)/python -m benchmarks.tasks --trainer
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -22,7 +22,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from benchmarks import accuracy, catalogue, memory, profile, workload
+from benchmarks import accuracy, catalogue, memory, profile, start, workload
 from benchmarks.inputs import data_folder
 from benchmarks.measure import can_measure_memory
 from benchmarks.picture import draw, write_bench_page
@@ -35,16 +35,31 @@ from bertblocks.nn.ops.cpu import flushed_denormals
 ROOT = Path(__file__).parents[1]
 
 
-def pretraining(settings: Settings) -> dict[str, Any]:
+def pretraining(settings: Settings) -> list[dict[str, Any]]:
     from benchmarks import pretrain  # the training stack, which nothing else here needs
 
     return pretrain.compare(min(settings.rounds, 3))
 
 
+def finetuning(settings: Settings) -> list[dict[str, Any]]:
+    from benchmarks import finetune
+
+    return finetune.compare(settings, None)
+
+
+def lora(settings: Settings) -> list[dict[str, Any]]:
+    from benchmarks import finetune
+
+    return finetune.compare(settings, finetune.LORA_RANK)
+
+
 #: Studies that are not workloads.
-STUDIES: dict[str, Callable[[Settings], dict[str, Any]]] = {
+STUDIES: dict[str, Callable[[Settings], Any]] = {
     "accuracy": accuracy.int8_accuracy,
     "pretraining": pretraining,
+    "finetuning": finetuning,
+    "lora": lora,
+    "start": lambda settings: start.measure(settings.rounds),
     "profiles": profile.profiles,
 }
 GROUPS = {"rows": catalogue.ROWS, "stacks": catalogue.STACKS, "shapes": catalogue.SHAPES}

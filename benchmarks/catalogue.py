@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.encoding import LENGTHS, any_uniform, deberta, long_text, ragged, stack, uniform
+from benchmarks.jax_twin import jax_ragged
 from benchmarks.masked_lm import masked_lm
 from benchmarks.query import query
 from benchmarks.rerank import rerank
@@ -32,6 +33,7 @@ ROWS: dict[str, Builder] = {
     "masked-lm-modernbert-full": partial(masked_lm, "modernbert", True),
     "query-minilm": partial(query, "minilm"),
     "query-bert": partial(query, "bert-base"),
+    "jax-ragged": jax_ragged,
     "sentences": sentences,
     "rerank": rerank,
 }

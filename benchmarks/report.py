@@ -14,6 +14,8 @@ Result = dict[str, Any]
 NONE = "-"
 #: Memory growth up to this exponent counts as linear; the rest is noise.
 LINEAR = 1.15
+#: Studies in which two libraries train in turns.
+RACES = ("pretraining", "finetuning", "lora")
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,16 @@ def goals_sheet(run: Result) -> Sheet:
             value = "not measured" if reached is None else write_spread(reached)
             lines.append([key, goal["contender"], against, f">= {goal['at_least']:g}", value, met])
     lines += shape_goals(run["shapes"]) + memory_goals(run["stacks"]) + accuracy_goals(run["accuracy"])
-    if found := run["pretraining"]:
-        met = "yes" if found["ratio"]["median"] >= found["goal"] else "no"
-        goal, reached = f">= {found['goal']:g}", write_spread(found["ratio"])
-        lines.append(["pretraining", "BertBlocks, real tokens/s", "transformers Trainer", goal, reached, met])
+    for study in RACES:
+        for found in run[study]:
+            met = "yes" if found["ratio"]["median"] >= found["goal"] else "no"
+            goal, reached = f">= {found['goal']:g}", write_spread(found["ratio"])
+            against, what = (f"{name}, {found['unit']}" for name in found["rates"])
+            lines.append([study, what, against, goal, reached, met])
+    if found := run["start"]:
+        name, (seconds, _) = list(found["commands"].items())[-1]
+        met = "yes" if seconds["median"] <= found["goal"] else "no"
+        lines.append(["start", name, "the clock", f"<= {found['goal']:g} s", f"{write_spread(seconds)} s", met])
     return Sheet("Goals", ["workload", "what", "against", "goal", "reached", "met"], lines, words=3)
 
 
@@ -258,12 +266,19 @@ def profile_sheets(profiles: dict[str, Result]) -> list[Sheet]:
     return sheets
 
 
-def pretraining_sheet(found: Result) -> Sheet:
-    lines = [[name, write_spread(spread, digits=0)] for name, spread in found["tokens_per_second"].items()]
-    lines.append(["BertBlocks, times as fast", write_spread(found["ratio"])])
-    step = f"{found['rows']} rows of {found['length']} tokens a step, {found['precision']}"
-    title = f"Pretraining, {found['parameters']:,} parameters, {step}"
-    return Sheet(title, ["", "real tokens/s"], lines)
+def race_sheet(found: Result) -> Sheet:
+    """Two libraries that train in turns."""
+    lines = [
+        [name, write_spread(rate, digits=0), found.get("scores", {}).get(name, NONE)]
+        for name, rate in found["rates"].items()
+    ]
+    lines.append([f"{list(found['rates'])[-1]}, times as fast", write_spread(found["ratio"]), NONE])
+    return Sheet(found["title"], ["", found["unit"], "score"], lines)
+
+
+def start_sheet(found: Result) -> Sheet:
+    lines = [[name, *map(write_spread, spreads)] for name, spreads in found["commands"].items()]
+    return Sheet(found["title"], ["", "seconds", "CPU seconds"], lines)
 
 
 def study_sheets(run: Result) -> list[Sheet]:
@@ -273,8 +288,9 @@ def study_sheets(run: Result) -> list[Sheet]:
         found.append(shapes_sheet(run["shapes"]))
     if run["accuracy"]:
         found.append(accuracy_sheet(run["accuracy"]))
-    if run["pretraining"]:
-        found.append(pretraining_sheet(run["pretraining"]))
+    found += [race_sheet(result) for study in RACES for result in run[study]]
+    if run["start"]:
+        found.append(start_sheet(run["start"]))
     found += profile_sheets(run["profiles"])
     goals = goals_sheet(run)
     return [*found, goals] if goals.lines else found

@@ -1,4 +1,4 @@
-"""From the command to its result: `python -m benchmarks.start` runs `bertblocks embed MODEL TEXT` in new processes.
+"""From the command to its result: `python -m benchmarks --only start` runs `bertblocks embed` in new processes.
 
 Next to it, in turns: `import torch` alone, which nothing here can avoid, and sentence-transformers from its import to
 the same vector. CPU seconds are printed too, because they depend less on what else the machine does. The first round
@@ -7,19 +7,18 @@ warms the disk, and writes Python's bytecode.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.measure import Spread
-from benchmarks.report import Sheet, write_spread
 from benchmarks.sentences import checkpoint_folder
 
 GOAL = 1.5
@@ -47,10 +46,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> tuple[float, float
     return seconds, used, done.stdout
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+def measure(rounds: int) -> dict[str, Any]:
+    """Seconds and CPU seconds of each command."""
     walls: dict[str, list[float]] = {name: [] for name in COMMANDS}
     used: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as bytecode:
@@ -66,9 +63,5 @@ def main() -> None:
     theirs, ours = (np.array(json.loads(outputs[name])["embedding"]) for name in list(COMMANDS)[1:])
     if ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs) < COSINE:
         raise SystemExit("The vectors differ, so their times say nothing.")
-    lines = [[name, *(write_spread(vars(Spread.of(times[name]))) for times in (walls, used))] for name in COMMANDS]
-    Console(width=140).print(Sheet(f"Start, goal {GOAL} s", ["command", "seconds", "CPU seconds"], lines).to_rich())
-
-
-if __name__ == "__main__":
-    main()
+    spreads = {name: [asdict(Spread.of(times[name])) for times in (walls, used)] for name in COMMANDS}
+    return {"title": "From the command to its result", "commands": spreads, "goal": GOAL}

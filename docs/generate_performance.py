@@ -15,13 +15,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the benchmarks are not part of the installed package
 
 from benchmarks.report import (  # noqa: E402
+    RACES,
     Sheet,
     accuracy_sheet,
     goals_sheet,
     growth_sheets,
-    pretraining_sheet,
     profile_sheets,
+    race_sheet,
     shapes_sheet,
+    start_sheet,
     workload_sheet,
 )
 
@@ -132,10 +134,10 @@ def render() -> str:
         parts += ["## Uniform shapes\n", described(shapes_sheet(run["shapes"]))]
     if run["accuracy"]:
         parts += ["## Accuracy of int8\n", described(accuracy_sheet(run["accuracy"]))]
-    if run["pretraining"]:
-        parts += ["## Pretraining\n", described(pretraining_sheet(run["pretraining"]))]
-        if command := run["pretraining"].get("command"):
-            parts.append(f"Measured separately, after the rest, with `{command}`.\n")
+    if any(run[study] for study in RACES):
+        parts += ["## Training\n", *(described(race_sheet(found)) for study in RACES for found in run[study])]
+    if run["start"]:
+        parts += ["## Start\n", described(start_sheet(run["start"]))]
     if run["profiles"]:
         parts += [PROFILE, *(section(sheet) for sheet in profile_sheets(run["profiles"])), LIMITS]
     return "\n".join(parts)
