@@ -162,9 +162,8 @@ class Trainer:
         while not self._is_finished() and not is_over and self._signal is None:
             self.watchdog.beat(state.step)
             started = time.perf_counter()
-            waited = time.monotonic()
             prepared = next(batches)
-            self._waited += time.monotonic() - waited
+            self._waited += time.perf_counter() - started
             result = self._step(prepared)
             after_step()
             self._read_results(before=result)
