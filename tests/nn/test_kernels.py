@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from bertblocks import BertBlocksModel, SequenceLayout
 from bertblocks.nn import quantized
 from bertblocks.nn.backends import cpu
+from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
 from bertblocks.nn.ops.int8 import AttentionCall, Kernel, KernelError, describe, find_kernel
 from bertblocks.nn.quantized import QuantizedBlock
@@ -181,3 +182,103 @@ def test_models_in_fp32_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = model(ids, attention_mask=mask).last_hidden_state
     assert not torch.equal(result, expected)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+#: Around the sizes of a tile of queries and of a panel, up to the longest sequence of training.
+TRAINED_LENGTHS = [[1], [11, 12, 13, 0, 1], [31, 32, 33], [65, 256]]
+
+
+def gradients(
+    attend: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, above: torch.Tensor
+) -> list[torch.Tensor]:
+    """The output, and the gradients of q, k and v for that of the output."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attend(*inputs)
+    return [out, *torch.autograd.grad(out, inputs, above.to(out.dtype))]
+
+
+@pytest.mark.parametrize("half_window", [None, 0, 5, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32), (3, 1, 7), (1, 1, 256)])
+@pytest.mark.parametrize("lengths", TRAINED_LENGTHS, ids=str)
+def test_gradients(lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None) -> None:
+    q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
+    above = torch.randn(q.shape).transpose(0, 1).contiguous().transpose(0, 1)  # strides that the kernel does not read
+    call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
+    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.0, 0), q, k, v, above)
+    exact = gradients(
+        lambda *x: exact_attention(*x, lengths, half_window), *(x.double() for x in (q, k, v)), above.double()
+    )
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
+
+
+def test_gradients_of_bf16_are_those_of_fp32_rounded() -> None:
+    lengths = [7, 40, 33]
+    q, k, v = (x.bfloat16() for x in make_qkv(sum(lengths), 4, 2, 64))
+    above = torch.randn(q.shape).bfloat16()
+    call = AttentionCall(lengths, 4, 2, 64, 0.125, None, in_bf16=True)
+    attend = lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.2, 3)  # noqa: E731
+    found, exact = (gradients(attend, *inputs) for inputs in ((q, k, v, above), [x.float() for x in (q, k, v, above)]))
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one, other.bfloat16(), atol=0, rtol=2**-7)
+
+
+def read_factors(lengths: list[int], heads: int, rate: float, seed: int) -> torch.Tensor:
+    """The factors that dropout puts on the weights: with one-hot values the output is the weights themselves."""
+    tokens, size = sum(lengths), max(lengths)
+    one_hot = (
+        torch.cat([torch.eye(size)[:length] for length in lengths])[:, None].expand(tokens, heads, size).contiguous()
+    )
+    equal = torch.zeros(tokens, heads, size)
+    call = AttentionCall(lengths, heads, heads, size, 1.0, None, in_bf16=False)
+    weights = KERNEL.attention_with_dropout(equal, equal, one_hot, call, rate, seed)
+    return weights * torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))[:, None, None]
+
+
+def test_dropout_is_reproducible_and_has_its_rate() -> None:
+    lengths, rate = [60, 64, 50], 0.25
+    factors, again, other = (read_factors(lengths, 8, rate, seed) for seed in (5, 5, 6))
+    assert torch.equal(factors, again)
+    seen = torch.cat([torch.arange(64).expand(length, 64) < length for length in lengths])[:, None].expand(-1, 8, -1)
+    values, count = factors[seen], int(seen.sum())
+    kept = values > 0
+    torch.testing.assert_close(values[kept], torch.full_like(values[kept], 1 / (1 - rate)))
+    error = math.sqrt(rate * (1 - rate) / count)  # the standard error of a share
+    assert abs(float((~kept).float().mean()) - rate) < 4 * error
+    # another seed, another head and the next token have factors of their own
+    first, second = (factors > 0).float(), (other > 0).float()
+    pairs = {"seeds": (first[seen], second[seen]), "heads": (first[:60, 0, :60], first[:60, 1, :60])}
+    pairs["tokens"] = (first[:59, 0, :60], first[1:60, 0, :60])
+    for one, two in pairs.values():
+        correlation = torch.corrcoef(torch.stack((one.flatten(), two.flatten())))[0, 1]
+        assert abs(float(correlation)) < 4 / math.sqrt(one.numel())
+
+
+def test_gradients_with_dropout_are_those_of_its_factors() -> None:
+    lengths, heads, rate, seed = [20, 7, 33], 2, 0.3, 11
+    q, k, v = make_qkv(60, heads, heads, 33)
+    above, factors = torch.randn(q.shape), read_factors(lengths, heads, rate, seed)
+    call = AttentionCall(lengths, heads, heads, 33, 0.2, None, in_bf16=False)
+
+    def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        outputs = []
+        for query, key, value, factor in zip(*(x.split(lengths) for x in (q, k, v, factors.double())), strict=True):
+            weights = (torch.einsum("ihd,jhd->ihj", query, key) * 0.2).softmax(-1)
+            outputs.append(torch.einsum("ihj,jhd->ihd", weights * factor[:, :, : len(query)], value))
+        return torch.cat(outputs)
+
+    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, rate, seed), q, k, v, above)
+    exact = gradients(by_hand, *(x.double() for x in (q, k, v)), above)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
+
+
+def test_training_attends_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        Kernel, "attention_gradients", lambda self, *x: calls.append(1) or [torch.ones_like(y) for y in x[:3]]
+    )
+    model = BertBlocksModel(tiny_config(num_hidden_layers=2, attention_backend="cpu"))
+    model(torch.arange(5, 12), cu_seqlens=torch.tensor([0, 4, 7])).last_hidden_state.sum().backward()
+    assert len(calls) == 2

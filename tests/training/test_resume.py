@@ -131,13 +131,13 @@ def test_state_is_plain_json(straight: Any) -> None:
 
 
 class Clock:
-    """A clock that advances by one second whenever it is read, so that a step takes one second."""
+    """A clock that advances by half a second whenever it is read: a step reads it three times, and takes one second."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += 0.5
         return self.now
 
 

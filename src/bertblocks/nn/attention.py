@@ -207,13 +207,16 @@ class Attention(nn.Module):
         return self.position.tables(layout) if isinstance(self.position, RotaryPosition) else None
 
     def _attend_in_kernel(self, qkv: Tensor, context: ForwardContext) -> Tensor | None:
-        """Rotate and attend in one call of the C kernel, or return None where it cannot compute this layer."""
+        """Rotate and attend in one call of the C kernel for inference, or return None where it cannot."""
         is_special = context.output_weights or context.memory is not None or self.observe is not None
         if is_special or type(context.backend) is not CpuBackend or not self.is_plain:
             return None
         call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
-        kernel = find_attention_kernel(qkv, self.head_dim, call)
-        if kernel is None:
+        if (
+            torch.is_grad_enabled()
+            or call.dropout
+            or (kernel := find_attention_kernel(qkv, self.head_dim, call)) is None
+        ):
             return None
         q, k, v = self.split(qkv)
         return kernel.attention(q, k, v, attention_call(q, k, call, self.rotation(context.layout)))

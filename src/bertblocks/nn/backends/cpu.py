@@ -1,4 +1,4 @@
-"""The fastest attention on a CPU: the C kernel for inference with plain scores, and chunks of products otherwise."""
+"""The fastest attention on a CPU: the C kernel for plain scores, and chunks of products otherwise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bertblocks.nn.backends.base import AttentionContext, AttentionPattern, repe
 from bertblocks.nn.backends.sdpa import SdpaBackend, make_mask
 from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
+from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
 from bertblocks.nn.ops.int8 import MAX_HEAD_SIZE, AttentionCall, Kernel, find_kernel
 from bertblocks.nn.ops.linear import is_captured
@@ -25,6 +26,8 @@ MAX_JOINED_TOKENS = 64
 #: With vectors of distances, a sequence longer than this is computed for some queries at a time.
 LONGEST_RELATIVE = 192
 RELATIVE_BLOCK = 128
+#: The longest sequence that the C kernel trains on: it holds all scores of a head.
+LONGEST_TRAINED = 256
 #: The most scores to compute together, so that they stay in the cache.
 MAX_SCORES = 2**17
 
@@ -44,7 +47,12 @@ class CpuBackend(SdpaBackend):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         kernel = find_attention_kernel(q, q.shape[-1], context)
         if kernel is not None and all(x.stride()[1:] == (q.shape[-1], 1) for x in (q, k, v)):
-            return kernel.attention(q, k, v, attention_call(q, k, context))
+            call = attention_call(q, k, context)
+            if not torch.is_grad_enabled() and not context.dropout:
+                return kernel.attention(q, k, v, call)
+            if call.longest <= LONGEST_TRAINED:
+                seed = int(torch.randint(2**62, ())) if context.dropout else 0
+                return CompiledAttention.apply(q, k, v, kernel, call, context.dropout, seed)
         chunks = self._chunks(q, context)
         if chunks is None:
             return super().attend(q, k, v, context)
@@ -158,13 +166,13 @@ class CpuBackend(SdpaBackend):
 
 
 def find_attention_kernel(x: Tensor, head_dim: int, context: AttentionContext) -> Kernel | None:
-    """Return the C kernel if it can attend over tokens like x: inference, and scores that only a window hides."""
+    """Return the C kernel if it can attend over tokens like x: scores that only a window hides."""
     is_fast = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_fast_bf16_products())
-    if not is_fast or x.device.type != "cpu" or type(x) is not Tensor or torch.is_grad_enabled() or is_captured():
+    if not is_fast or x.device.type != "cpu" or type(x) is not Tensor or is_captured():
         return None
     adds_scores = context.relative is not None or context.sinks is not None or context.weigh is not None
     is_plain = context.pattern.has_plain_scores and not adds_scores and context.layout.key_mask is None
-    if not is_plain or context.dropout or not len(x) or head_dim > MAX_HEAD_SIZE:
+    if not is_plain or not len(x) or head_dim > MAX_HEAD_SIZE:
         return None
     kernel = find_kernel()
     return kernel if isinstance(kernel, Kernel) else None

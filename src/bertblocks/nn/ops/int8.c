@@ -1,7 +1,8 @@
-/* Kernels for inference on CPUs with AVX512-VNNI: int8 linear layers, feed-forward networks and whole encoder layers,
- * and attention in fp32 or bf16. */
+/* Kernels for CPUs with AVX512-VNNI: int8 linear layers, feed-forward networks and whole encoder layers, and attention
+ * in fp32 or bf16, also with gradients. */
 
 #include "layer.h"
+#include "training.h"
 
 /* Those that return an int return 0 if memory is short. */
 
@@ -60,6 +61,24 @@ int bertblocks_attention(const Attention *call, int threads) {
         Memory own = {memory.start + size * omp_get_thread_num(), 0};
         take_scratch(&own, &scratch, call);
         attend(call, &scratch);
+    }
+    free(memory.start);
+    return 1;
+}
+
+/* softmax(q k^T) v with dropout on the weights, or its gradients if that of the output is given */
+int bertblocks_train_attention(const Attention *call, const Training *training, int threads) {
+    Head head;
+    Memory memory = {NULL, 0};
+    take_head(&memory, &head, call);
+    const int64_t size = memory.size; /* of one thread */
+    memory.size *= threads;
+    if (!allocate(&memory)) return 0;
+#pragma omp parallel num_threads(threads) private(head)
+    {
+        Memory own = {memory.start + size * omp_get_thread_num(), 0};
+        take_head(&own, &head, call);
+        train(call, training, &head);
     }
     free(memory.start);
     return 1;

@@ -91,6 +91,16 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Training(ctypes.Structure):
+    """The struct `Training` of training.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("gradient", "of_q", "of_k", "of_v")),
+        ("seed", ctypes.c_uint64),
+        ("rate", ctypes.c_float),
+    ]
+
+
 class AttentionCall:
     """What attention needs to know about sequences and heads; it keeps the tensors alive that the struct points into.
 
@@ -119,6 +129,13 @@ class AttentionCall:
         call.scale, call.half_window, call.in_bf16 = scale, -1 if half_window is None else half_window, in_bf16
         #: The memory that large encoder layers work in; the calls of a forward pass should share one dict.
         self.memory: dict[str, Tensor] = {}
+
+    def point_to(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Give the struct `[tokens, heads, size]` in fp32 or bf16, whose heads and units are contiguous."""
+        struct = self.struct
+        struct.q, struct.k, struct.v, struct.out = (x.data_ptr() for x in (q, k, v, out))
+        struct.q_stride, struct.k_stride, struct.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        struct.out_stride, struct.is_bf16 = out.stride(0), q.dtype == torch.bfloat16
 
 
 class PackedLayer:
@@ -177,6 +194,8 @@ class Kernel:
         self._mlp.argtypes = [layer, layer, ctypes.c_int, ctypes.c_int, pointer, number, pointer, ctypes.c_int]
         self._attention = library.bertblocks_attention
         self._attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_int]
+        self._train_attention = library.bertblocks_train_attention
+        self._train_attention.argtypes = [ctypes.POINTER(Attention), ctypes.POINTER(Training), ctypes.c_int]
         encoder_layer, call = ctypes.POINTER(EncoderLayer), ctypes.POINTER(Attention)
         self._layer_bytes = library.bertblocks_layer_bytes
         self._layer_bytes.argtypes, self._layer_bytes.restype = [encoder_layer, call, number, ctypes.c_int], number
@@ -206,13 +225,33 @@ class Kernel:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Attend over `[tokens, heads, size]` in fp32 or bf16, whose heads and units are contiguous."""
         out = torch.empty(q.shape, dtype=q.dtype)
-        struct = call.struct
-        struct.q, struct.k, struct.v, struct.out = (x.data_ptr() for x in (q, k, v, out))
-        struct.q_stride, struct.k_stride, struct.v_stride = q.stride(0), k.stride(0), v.stride(0)
-        struct.out_stride, struct.is_bf16 = out.stride(0), q.dtype == torch.bfloat16
-        if not self._attention(struct, torch.get_num_threads()):
+        call.point_to(q, k, v, out)
+        if not self._attention(call.struct, torch.get_num_threads()):
             raise MemoryError(f"Not enough memory for attention over {len(q)} tokens.")
         return out
+
+    def attention_with_dropout(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, rate: float, seed: int
+    ) -> Tensor:
+        """Attend as `attention` does, with products in fp32, and with dropout on the weights that the seed decides."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        call.point_to(q, k, v, out)
+        self._train(call, Training(seed=seed, rate=rate))
+        return out
+
+    def attention_gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, call: AttentionCall, rate: float, seed: int
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of q, k and v for that of the output, with the same dropout."""
+        gradient = gradient.contiguous()
+        results = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+        call.point_to(q, k, v, gradient)
+        self._train(call, Training(gradient.data_ptr(), *(x.data_ptr() for x in results), seed, rate))
+        return results
+
+    def _train(self, call: AttentionCall, training: Training) -> None:
+        if not self._train_attention(call.struct, training, torch.get_num_threads()):
+            raise MemoryError(f"Not enough memory for attention over sequences of {call.longest} tokens.")
 
     def _memory(self, size: int, call: AttentionCall) -> Tensor:
         """Return memory to work in: this thread's own, or if it is large, that of all layers of a forward pass.

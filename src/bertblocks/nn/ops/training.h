@@ -1,0 +1,228 @@
+/* Attention for training: dropout on the weights, and gradients. All scores of a head of a sequence are held at once, so
+ * sequences must be short. The backward pass computes the weights again. Products are in fp32. */
+
+#pragma once
+
+#include "attention.h"
+
+typedef struct {
+    const void *gradient;     /* of out, [tokens][heads][size] */
+    void *of_q, *of_k, *of_v; /* the results: of_q like the gradient, the others with kv_heads */
+    uint64_t seed;            /* of the dropout */
+    float rate;
+} Training;
+
+/* A head of a sequence: matrices of [length][padded] as rows, as panels of 32 columns, and keys and values also as
+ * panels of 32 tokens; and matrices of [length][columns] with a row for each query, or transposed. */
+typedef struct {
+    float *q, *k, *v, *gradient;
+    float *q_panels, *k_panels, *v_panels, *gradient_panels, *key_columns, *value_columns;
+    float *weights, *dropped, *scores, *transposed;
+    float *product, *of_k, *of_v;
+    int64_t length, padded, columns;
+} Head;
+
+static void take_head(Memory *memory, Head *head, const Attention *call) {
+    const int64_t padded = round_up(call->size, PANEL), columns = round_up(call->longest, PANEL);
+    float **rows[] = {&head->q,        &head->k,        &head->v,        &head->gradient,        &head->product,
+                      &head->q_panels, &head->k_panels, &head->v_panels, &head->gradient_panels, &head->of_k,
+                      &head->of_v,     &head->key_columns, &head->value_columns};
+    float **squares[] = {&head->weights, &head->dropped, &head->scores, &head->transposed};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = take_floats(memory, columns * padded);
+    for (size_t i = 0; i < sizeof squares / sizeof *squares; i++) *squares[i] = take_floats(memory, columns * columns);
+    head->padded = padded;
+}
+
+/* ---------------------------------------------------------------- packing */
+
+static void read_rows(const Attention *call, const Head *head, const void *from, int64_t at, int64_t stride, float scale,
+                      float *to) {
+    for (int64_t i = 0; i < head->length; i++)
+        read_head(call, from, at + i * stride, 0, scale, to + i * head->padded);
+}
+
+static void to_panels(const Head *head, const float *rows, float *to) {
+    for (int64_t at = 0; at < head->padded; at += PANEL)
+        for (int64_t i = 0; i < head->length; i++)
+            memcpy(to + (at * head->length) + i * PANEL, rows + i * head->padded + at, PANEL * sizeof(float));
+}
+
+/* [rows][width] -> [width][to_stride] for a multiple of 16 columns; rows beyond the last become zeros */
+static void transpose_matrix(const float *from, int64_t rows, int64_t width, int64_t stride, float *to,
+                             int64_t to_stride) {
+    for (int64_t i = 0; i < rows; i += 16)
+        for (int64_t j = 0; j < width; j += 16) {
+            __m512 tile[16];
+            for (int64_t r = 0; r < 16; r++)
+                tile[r] = i + r < rows ? _mm512_loadu_ps(from + (i + r) * stride + j) : _mm512_setzero_ps();
+            transpose(tile);
+            for (int64_t r = 0; r < 16; r++) _mm512_storeu_ps(to + (j + r) * to_stride + i, tile[r]);
+        }
+}
+
+/* [length][padded] -> [columns / 32][padded][32] */
+static void to_columns(const Head *head, const float *rows, float *to) {
+    memset(to, 0, head->columns * head->padded * sizeof(float));
+    for (int64_t at = 0; at < head->length; at += PANEL)
+        transpose_matrix(rows + at * head->padded, smaller(PANEL, head->length - at), head->padded, head->padded,
+                         to + at * head->padded, PANEL);
+}
+
+/* ---------------------------------------------------------------- products */
+
+/* out = rows x panels for all tokens, or out + rows x panels; a panel has `units` rows */
+static void multiply_panels(const Head *head, const float *rows, int64_t stride, const float *panels, int64_t units,
+                            float *out, int64_t width, int adds) {
+    static const float ones[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    for (int64_t at = 0; at < width; at += PANEL)
+        for (int64_t row = 0; row < head->length; row += TILE_ROWS)
+            panel_product(smaller(TILE_ROWS, head->length - row), 0, rows + row * stride, stride, panels + at * units,
+                          units, out + row * width + at, width, adds ? ones : NULL);
+}
+
+/* ---------------------------------------------------------------- weights */
+
+static void softmax_row(float *scores, int64_t columns, int64_t low, int64_t high) {
+    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < columns; i += 16)
+        most = _mm512_mask_max_ps(most, tail_mask(high - i) & ~tail_mask(low - i), most, _mm512_load_ps(scores + i));
+    const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int64_t i = 0; i < columns; i += 16) {
+        const __mmask16 mask = tail_mask(high - i) & ~tail_mask(low - i);
+        const __m512 x = _mm512_maskz_mov_ps(mask, exp2_vector(_mm512_sub_ps(_mm512_load_ps(scores + i), shift)));
+        sum = _mm512_add_ps(sum, x);
+        _mm512_store_ps(scores + i, x);
+    }
+    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    for (int64_t i = 0; i < columns; i += 16)
+        _mm512_store_ps(scores + i, _mm512_mul_ps(_mm512_load_ps(scores + i), share));
+}
+
+static uint64_t mix(uint64_t x) { /* splitmix64 */
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Multiplies a matrix of a row for each query by the factors of dropout: 0, or 1 / (1 - rate). They depend on nothing
+ * but the key of the head and the place in the matrix. */
+static void drop(const Head *head, const float *from, float *to, uint64_t key, float rate) {
+    const __m512i first = _mm512_set1_epi32((int)key), second = _mm512_set1_epi32((int)(key >> 32));
+    const __m512i least = _mm512_set1_epi32((int)(uint32_t)((double)rate * 4294967296.0));
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 factor = _mm512_set1_ps(1.0f / (1.0f - rate));
+    for (int64_t i = 0; i < head->length * head->columns; i += 16) {
+        __m512i x = _mm512_add_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32((int)i)), first);
+        x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32(0x7FEB352D));
+        x = _mm512_xor_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), second);
+        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0x846CA68Bu));
+        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+        const __mmask16 kept = _mm512_cmpge_epu32_mask(x, least);
+        _mm512_store_ps(to + i, _mm512_mul_ps(_mm512_load_ps(from + i), _mm512_maskz_mov_ps(kept, factor)));
+    }
+}
+
+/* ---------------------------------------------------------------- tasks */
+
+#define LOG2_E 1.44269504088896341f
+
+/* Keys and values of a task, which the heads of a group share. */
+static void read_keys(const Attention *call, Head *head, int64_t start, int64_t kv_head) {
+    read_rows(call, head, call->k, start * call->k_stride + kv_head * call->size, call->k_stride, 1.0f, head->k);
+    read_rows(call, head, call->v, start * call->v_stride + kv_head * call->size, call->v_stride, 1.0f, head->v);
+    to_columns(head, head->k, head->key_columns);
+}
+
+/* The weights of a head, and what dropout leaves of them. */
+static const float *weigh_head(const Attention *call, const Training *training, Head *head, int64_t start,
+                               int64_t number, uint64_t key) {
+    const Task task = {start, head->length, 0, head->length, number};
+    read_rows(call, head, call->q, start * call->q_stride + number * call->size, call->q_stride, call->scale * LOG2_E,
+              head->q);
+    multiply_panels(head, head->q, head->padded, head->key_columns, head->padded, head->weights, head->columns, 0);
+    for (int64_t i = 0; i < head->length; i++)
+        softmax_row(head->weights + i * head->columns, head->columns, first_key(call, i), end_key(call, &task, i));
+    if (training->rate == 0.0f) return head->weights;
+    drop(head, head->weights, head->dropped, key, training->rate);
+    return head->dropped;
+}
+
+static void write_rows(const Attention *call, const Head *head, const float *rows, float scale, void *to, int64_t at,
+                       int64_t stride) {
+    for (int64_t i = 0; i < head->length; i++)
+        for (int64_t j = 0; j < call->size; j += 16)
+            store(to, at + i * stride + j, tail_mask(call->size - j),
+                  _mm512_mul_ps(_mm512_loadu_ps(rows + i * head->padded + j), _mm512_set1_ps(scale)), call->is_bf16);
+}
+
+static void attend_head(const Attention *call, const Training *training, Head *head, int64_t start, int64_t number,
+                        uint64_t key) {
+    const float *weights = weigh_head(call, training, head, start, number, key);
+    multiply_panels(head, weights, head->columns, head->v_panels, head->length, head->product, head->padded, 0);
+    write_rows(call, head, head->product, 1.0f, call->out, start * call->out_stride + number * call->size,
+               call->out_stride);
+}
+
+/* Adds to the gradients of the keys and values of the group. */
+static void gradients_of_head(const Attention *call, const Training *training, Head *head, int64_t start,
+                              int64_t number, uint64_t key, int is_first) {
+    const int64_t stride = (int64_t)call->heads * call->size, at = start * stride + number * call->size;
+    const int64_t columns = head->columns;
+    const float *kept = weigh_head(call, training, head, start, number, key);
+    read_rows(call, head, training->gradient, at, stride, 1.0f, head->gradient);
+    to_panels(head, head->gradient, head->gradient_panels);
+    to_panels(head, head->q, head->q_panels);
+    transpose_matrix(kept, head->length, columns, columns, head->transposed, columns);
+    multiply_panels(head, head->transposed, columns, head->gradient_panels, head->length, head->of_v, head->padded,
+                    !is_first);
+    multiply_panels(head, head->gradient, head->padded, head->value_columns, head->padded, head->scores, columns, 0);
+    if (training->rate != 0.0f) drop(head, head->scores, head->scores, key, training->rate);
+    for (int64_t i = 0; i < head->length; i++) {
+        float *scores = head->scores + i * columns;
+        const float *weights = head->weights + i * columns;
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t j = 0; j < columns; j += 16)
+            sum = _mm512_fmadd_ps(_mm512_load_ps(scores + j), _mm512_load_ps(weights + j), sum);
+        const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum));
+        for (int64_t j = 0; j < columns; j += 16)
+            _mm512_store_ps(scores + j, _mm512_mul_ps(_mm512_load_ps(weights + j),
+                                                      _mm512_sub_ps(_mm512_load_ps(scores + j), mean)));
+    }
+    multiply_panels(head, head->scores, columns, head->k_panels, head->length, head->product, head->padded, 0);
+    write_rows(call, head, head->product, call->scale, training->of_q, at, stride);
+    transpose_matrix(head->scores, head->length, columns, columns, head->transposed, columns);
+    multiply_panels(head, head->transposed, columns, head->q_panels, head->length, head->of_k, head->padded, !is_first);
+}
+
+/* All threads of a parallel region call this. The heads of a sequence that share keys are a task. */
+static void train(const Attention *call, const Training *training, Head *head) {
+    const int64_t group = call->heads / call->kv_heads, kv_stride = (int64_t)call->kv_heads * call->size;
+#pragma omp for collapse(2) schedule(dynamic)
+    for (int64_t sequence = 0; sequence < call->sequences; sequence++)
+        for (int64_t kv_head = 0; kv_head < call->kv_heads; kv_head++) {
+            const int64_t start = call->starts[sequence];
+            head->length = call->starts[sequence + 1] - start;
+            head->columns = round_up(head->length, PANEL);
+            if (!head->length) continue;
+            read_keys(call, head, start, kv_head);
+            if (training->gradient) {
+                to_panels(head, head->k, head->k_panels);
+                to_columns(head, head->v, head->value_columns);
+            } else {
+                to_panels(head, head->v, head->v_panels);
+            }
+            for (int64_t i = 0; i < group; i++) {
+                const int64_t number = kv_head * group + i;
+                const uint64_t key = mix(mix(training->seed + sequence) + number);
+                if (training->gradient)
+                    gradients_of_head(call, training, head, start, number, key, i == 0);
+                else
+                    attend_head(call, training, head, start, number, key);
+            }
+            if (!training->gradient) continue;
+            const int64_t at = start * kv_stride + kv_head * call->size;
+            write_rows(call, head, head->of_k, 1.0f / LOG2_E, training->of_k, at, kv_stride);
+            write_rows(call, head, head->of_v, 1.0f, training->of_v, at, kv_stride);
+        }
+}
