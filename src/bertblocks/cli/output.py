@@ -97,8 +97,10 @@ def write_flops(flops: float) -> str:
     Example:
         >>> write_flops(1_500_000), write_flops(2.5e9), write_flops(0)
         ('1.50 M', '2.50 G', '0')
+        >>> write_flops(131_072e9), write_flops(3e15), write_flops(2.4e21)
+        ('131.07 T', '3.00 P', '2,400.00 E')
     """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if flops >= size:
             return f"{flops / size:,.2f} {unit}"
     return f"{flops:,.3g}"
