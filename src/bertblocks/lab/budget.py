@@ -63,15 +63,21 @@ def _count_model(recipe_json: str) -> tuple[int, list[float]]:
 
 def _count_flops(model: BertBlocksPreTrainedModel, phase: PhasePlan) -> float:
     """A forward and a backward pass, which takes twice the FLOPs; NaN for models that add parts of their own."""
-    labelled = max(round(phase.objective.labelled_share * phase.length), 1)
+    labelled = phase.objective.labelled_share
     if isinstance(model, GeneratorAndDiscriminator):
-        forward = count_flops(model.generator, phase.length, labelled)["total"]
-        forward += count_flops(model.discriminator, phase.length)["total"]
+        forward = _count_forward(model.generator, phase.length, labelled)
+        forward += _count_forward(model.discriminator, phase.length, 1.0)
     elif isinstance(model, TrainingModel):
         return math.nan
     else:
-        forward = count_flops(model, phase.length, labelled)["total"]
+        forward = _count_forward(model, phase.length, labelled)
     return 3 * forward / phase.length
+
+
+def _count_forward(model: BertBlocksPreTrainedModel, length: int, labelled: float) -> float:
+    """FLOPs of a sequence of which a share has labels. They are linear in the number of labels."""
+    none, every = (count_flops(model, length, scored)["total"] for scored in (0, length))
+    return none + labelled * (every - none)
 
 
 def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
