@@ -89,7 +89,6 @@ def trial_rows(results: StudyResults) -> list[Row]:
             "seconds": trial.seconds,
             "parameters": trial.parameters,
             "peak_memory": trial.peak_memory,
-            "stopped_early": trial.stopped_early,
         }
         for trial in results.trials
     ]

@@ -54,8 +54,6 @@ class TrialRecord:
     #: The largest memory of the process, in bytes.
     peak_memory: int
     curve: list[CurvePoint]
-    #: Whether it ended early because it could no longer win.
-    stopped_early: bool = False
 
 
 @dataclass(frozen=True)

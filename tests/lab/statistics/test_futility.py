@@ -58,8 +58,8 @@ def test_stopping_never_adds_a_verdict() -> None:
         results = simulate({"same": 0.0, "good": -0.03, "bad": 0.08}, SEEDS, generator)
         full = judge(results)
         early = {found.variant for found in full if stops(np.array(found.by_seed))}
-        trials = [replace(record, stopped_early=record.variant in early) for record in results.trials]
-        for before, after in zip(full, judge(replace(results, trials=trials)), strict=True):
+        settings = {**results.settings, "stopped": sorted(early)}
+        for before, after in zip(full, judge(replace(results, settings=settings)), strict=True):
             assert after.verdict in (before.verdict, UNDECIDED)
             assert after.verdict == UNDECIDED or after.variant not in early
         stopped += len(early)

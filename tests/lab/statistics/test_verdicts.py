@@ -124,22 +124,19 @@ def test_unfinished_stopped_and_diverged_trials_leave_a_comparison_undecided() -
     results = simulate({"bad": 0.5})
     assert only(results).verdict == WORSE
     waiting = only(replace(results, missing=[("baseline", 5, None)]))
-    early = [replace(record, stopped_early=record.variant == "bad") for record in results.trials]
-    stopped = only(replace(results, trials=early))
+    stopped = only(replace(results, settings={"stopped": ["bad"]}))
     found = [replace(m, value=math.nan) if m.variant == "bad" and m.seed == 1 else m for m in results.measurements]
     diverged = only(replace(results, measurements=found))
-    named = only(replace(results, settings={"stopped": ["bad"]}))
     failed = only(replace(results, failures=[("bad", 5, None, "its loss is not finite")]))
     for comparison, reason in (
         (waiting, "waits for 1"),
         (stopped, "stopped early"),
-        (named, "stopped early"),
         (diverged, "1 of bad"),
         (failed, "1 of its trials failed, the first of bad: its loss is not finite"),
     ):
         assert comparison.verdict == UNDECIDED
         assert reason in comparison.reason
-    assert (stopped.seeds, diverged.seeds) == (0, 4)
+    assert (stopped.seeds, diverged.seeds) == (5, 4)
 
 
 def test_one_seed_and_equal_trials_leave_a_comparison_undecided() -> None:

@@ -154,14 +154,8 @@ def _compare(
 ) -> Comparison:
     """Fills an empty comparison with what the seeds of both say."""
     reason = _why_not(results, empty, [*reference, *variant])
-    early = {(t.variant, t.seed) for t in results.trials if t.stopped_early and t.size == empty.size}
     base, other = (
-        {
-            found.seed: found
-            for found in group
-            if math.isfinite(found.value) and (found.variant, found.seed) not in early
-        }
-        for group in (reference, variant)
+        {found.seed: found for found in group if math.isfinite(found.value)} for group in (reference, variant)
     )
     shared = sorted(base.keys() & other.keys())
     is_paired = len(shared) > 1 or not (len(base) > 1 and len(other) > 1)
@@ -210,8 +204,7 @@ def _example_scores(found: Measurement) -> Array | None:
 def _why_not(results: StudyResults, compared: Comparison, found: Sequence[Measurement]) -> str:
     """Why a comparison cannot have a verdict yet. Verdicts before the planned seeds have run would be too many."""
     names, size = (compared.reference, compared.variant), compared.size
-    early = [trial.variant for trial in results.trials if trial.stopped_early and trial.size == size]
-    stopped = [*early, *results.settings.get("stopped", [])]
+    stopped = results.settings.get("stopped", [])
     if compared.variant in stopped:
         return "stopped early, because it could no longer win"
     if compared.reference in stopped:
