@@ -84,6 +84,34 @@ def test_seconds_limit_the_schedule(write_study: Write) -> None:
     assert [arm.recipe.schedule.budget for arm in plan.arms] == [120.0, 120.0]
 
 
+def test_a_warmup_in_steps_keeps_its_share_of_the_seconds(write_study: Write) -> None:
+    """Two of ten steps are a fifth of the time."""
+    path = write_study(
+        variants={"base": {"schedule": {"kind": "constant", "warmup": "2 steps"}}},
+        budget={"equal": "seconds", "amount": "50 seconds"},
+    )
+    plan = TrainingPlan(make_plan(read_study(path)).arms[0].recipe)
+    rates = [plan.at(7, seconds).learning_rate for seconds in (5.0, 9.0, 11.0, 49.0)]
+    assert rates == pytest.approx([1e-3, 1.8e-3, 2e-3, 2e-3], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"phases": [{"duration": "9 steps", "length": 32}, {"duration": "9 steps"}]}, "phases.1"),
+        ({"phases.0.batch_warmup": {"start": 32, "over": "50%"}}, "phases.0.batch_warmup"),
+        ({"phases.0.schedule": {"kind": "constant"}}, "phases.0.schedule"),
+        ({"phases.0.curriculum": 2}, "phases.0.curriculum"),
+        ({"objective.rate": {"start": 0.3, "end": 0.1}}, "objective.rate"),
+        ({"phases.0.mask_rate": {"start": 0.3, "end": 0.1}}, "objective.rate"),
+    ],
+)
+def test_what_depends_on_steps_cannot_have_equal_seconds(write_study: Write, changes: Any, key: str) -> None:
+    budget = {"equal": "seconds", "amount": "2 minutes"}
+    with pytest.raises(RecipeError, match=f"variants.base: {key} depends on the number of steps"):
+        make_plan(read_study(write_study(variants={"base": changes}, budget=budget)))
+
+
 def test_budgets_out_of_reach_say_so(write_study: Write) -> None:
     variants = {"base": {}, "deep": VARIANTS["deep"]}
     with pytest.raises(RecipeError, match=r"variants.deep: equal flops .* steps within 1%.* more steps"):

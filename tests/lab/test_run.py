@@ -1,8 +1,9 @@
-"""Studies that run: paired trials, only what is missing, measures, searches, failures and interruptions."""
+"""Studies that run: paired trials, only what is missing, time limits, failures and interruptions."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +25,19 @@ import torch
 from safetensors.torch import load_file
 
 from bertblocks import load
+from bertblocks.core.metrics_file import MetricsFile, read_metrics
 from bertblocks.lab.archive import write_archive
 from bertblocks.lab.local import Job, Listener, run_here
-from bertblocks.lab.plan import StudyPlan, make_plan
+from bertblocks.lab.report import summarize, write_study_report
 from bertblocks.lab.results import TRIALS, StudyResults
-from bertblocks.lab.run import StudyOutcome, run_study
-from bertblocks.lab.search import choose_rate, next_rates
-from bertblocks.lab.study import Search, read_study
+from bertblocks.lab.run import run_study
+from bertblocks.lab.statistics.verdicts import UNDECIDED, judge
 from bertblocks.training.build import init_by_name
 from bertblocks.training.run_folder import RunFolderError
+from tests.lab.helpers import Write, plan_of, run
 
-Write = Callable[..., Path]
 #: Measures that do not depend on time.
 EXACT = [{"kind": "held_out", "tokens": 1000}, {"kind": "pseudo_perplexity", "tokens": 60}]
-
-
-class Counting:
-    """Runs jobs here and remembers their names."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, folder: Path, jobs: Sequence[Job], slots: int, listener: Listener) -> int | None:
-        self.names += [job.name.rpartition("-")[0] or job.name for job in jobs]
-        return run_here(folder, jobs, slots, listener)
-
-
-def plan_of(path: Path) -> StudyPlan:
-    return make_plan(read_study(path))
-
-
-def run(path: Path, folder: Path) -> tuple[StudyOutcome, StudyResults, list[str]]:
-    counting = Counting()
-    outcome = run_study(plan_of(path), folder, counting, threads=1)
-    return outcome, StudyResults.load(folder), counting.names
 
 
 def exact(results: StudyResults) -> list[tuple[Any, ...]]:
@@ -193,19 +174,6 @@ def test_a_study_folder_can_be_moved_and_continued(finished: Path, tmp_path: Pat
     assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
 
 
-def test_learning_rates_are_searched_at_equal_cost(write_study: Write, tmp_path: Path) -> None:
-    path = write_study(search={"runs": 4, "share": 0.5, "factor": 64.0}, seeds=1)
-    _, results, names = run(path, tmp_path / "study")
-    assert sorted(names) == sorted(["texts", *4 * ["rope-search"], *4 * ["none-search"], "rope-seed0", "none-seed0"])
-    for search in results.searches:
-        rates = [rate for rate, _ in search.points]
-        assert rates == pytest.approx([2e-3 / 8, 2e-3 / 2, 2e-3 * 2, 2e-3 * 8], rel=1e-4)
-        assert rates[0] <= search.chosen <= rates[-1]
-    chosen = {search.variant: search.chosen for search in results.searches}
-    assert {trial.variant: trial.learning_rate for trial in results.trials} == chosen
-    assert run(path, tmp_path / "study")[2] == []
-
-
 def test_a_loss_that_is_not_finite_is_recorded_and_not_repeated(write_study: Write, tmp_path: Path) -> None:
     variants = {"rope": {}, "wild": {"optimizer.lr": 1e30, "optimizer.clip": None}}
     path = write_study(variants=variants, seeds=1)
@@ -240,42 +208,51 @@ def test_foreign_folders_stay_untouched(write_study: Write, tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "study").iterdir()] == ["notes.txt"]
 
 
-def test_fine_tuning_is_a_measure(write_study: Write, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    rows = [(f"the {noun} is near", noun) for noun in chance.choices(["river", "house"], k=40)]
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    measure = {
-        "kind": "finetune",
-        "name": "nouns",
-        "train": str(tmp_path / "rows.csv"),
-        "eval": str(tmp_path / "rows.csv"),
-        "settings": {"epochs": 1, "learning_rate": 1e-3, "batch_size": 8},
-    }
-    path = write_study(measures=[measure], seeds=1, variants={"rope": {}})
-    _, results, _ = run(path, tmp_path / "study")
-    (found,) = results.measurements
-    assert found.measure == "nouns"
-    assert 0 <= found.value <= 1
-    if results.measurements[0].examples is not None:
-        assert found.value == pytest.approx(found.examples.mean())
-    assert not list((tmp_path / "study").rglob("work-*"))
-    (tmp_path / "rows.csv").unlink()
-    assert run(tmp_path / "study", tmp_path / "study")[2] == []
+def test_equal_seconds_end_trials_and_their_schedules(write_study: Write, tmp_path: Path) -> None:
+    """Each trial ends with the first step after its time, and its learning rate follows the time."""
+    variants = {"rope": {}, "deep": {"model.config.num_hidden_layers": 6}}
+    path = write_study(variants=variants, seeds=1, budget={"equal": "seconds", "amount": "0.4 seconds"})
+    jobs: list[Job] = []
+
+    def run_and_note(folder: Path, given: Sequence[Job], slots: int, listener: Listener) -> int | None:
+        jobs.extend(given)
+        return run_here(folder, given, slots, listener)
+
+    run_study(plan_of(path), tmp_path / "study", run_and_note)
+    assert [job.is_alone for job in jobs] == [False, True, True]  # the texts, and two trials
+    results = StudyResults.load(tmp_path / "study")
+    assert results.scale.endswith("0.4 seconds of training, 1 seed")
+    for trial in results.trials:
+        (run_folder,) = (tmp_path / "study" / TRIALS).glob(f"{trial.variant}-*/run")
+        lines = [line for line in read_metrics(run_folder / "metrics.jsonl") if "learning_rate" in line]
+        assert (trial.steps, trial.seconds) == (lines[-1]["step"], lines[-1]["seconds"])
+        assert lines[-2]["seconds"] < 0.4 <= trial.seconds
+        assert trial.tokens == 128 * trial.steps
+        assert trial.curve[-1].step == trial.steps
+        for before, after in itertools.pairwise(lines):
+            share = before["seconds"] / 0.4
+            if share > 0.05:  # after the warm-up; the last 30 % decay
+                expected = 2e-3 * (1 - math.sqrt(max(share - 0.7, 0) / 0.3))
+                assert after["learning_rate"] == pytest.approx(expected, rel=1e-6)
+    assert run(path, tmp_path / "study")[2] == []
 
 
-def test_speed_and_bits_per_byte(write_study: Write, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").unlink(missing_ok=True)
-    (tmp_path / "two.txt").write_text("the river is near the house .\nthe stone .\n")
-    measures = [
-        {"kind": "pseudo_perplexity", "data": str(tmp_path / "two.txt")},
-        {"kind": "speed", "length": 16, "batch": 2, "seconds": 0.01},
-    ]
-    _, results, names = run(write_study(measures=measures, seeds=1), tmp_path / "study")
-    assert names == ["texts", "rope-seed0", "none-seed0", "rope-seed0", "none-seed0"]
-    found = {value.measure: value for value in results.measurements if value.variant == "rope"}
-    assert found["pseudo_bits_per_byte"].weights.tolist() == [29.0, 11.0]
-    assert found["inference_speed"].value > 0
-    assert found["training_speed"].value > 0
+def test_hopeless_variants_stop_early_and_stay_undecided(write_study: Write, tmp_path: Path) -> None:
+    variants = {"rope": {}, "frozen": {"optimizer.lr": 1e-9}}
+    path = write_study(variants=variants, seeds=4, early_stopping=True)
+    _, results, names = run(path, tmp_path / "study")
+    frozen = sum(name.startswith("frozen") for name in names)
+    assert 2 <= frozen < 4
+    assert results.settings["stopped"] == ["frozen"]
+    assert not results.missing
+    assert sum(trial.variant == "rope" for trial in results.trials) == 4
+    losses = {(m.variant, m.seed): m.value for m in results.measurements if m.measure == "held_out_loss"}
+    assert all(losses["frozen", seed] > losses["rope", seed] for seed in range(frozen))
+    (found,) = (found for found in judge(results) if found.measure == "held_out_loss")
+    assert (found.verdict, found.seeds) == (UNDECIDED, frozen)
+    assert "stopped early" in found.reason
+    assert run(path, tmp_path / "study")[2] == []  # the seeds that were left out stay so
+    assert StudyResults.load(tmp_path / "study").settings["stopped"] == ["frozen"]
 
 
 # ---------------------------------------------------------------------- processes, signals and kills
@@ -295,65 +272,109 @@ def wait_for_steps(folder: Path, steps: int, process: subprocess.Popen[str]) -> 
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-def test_a_killed_and_a_stopped_study_end_like_an_undisturbed_one(finished: Path, tmp_path: Path) -> None:
-    folder, path = tmp_path / "study", finished / "study.yaml"
-    process = start(path, folder)
-    wait_for_steps(folder, 5, process)
-    process.kill()  # the study alone: its trials notice, save and end
-    process.wait()
-    process = start(path, folder)
-    wait_for_steps(folder, steps_done(folder) + 5, process)
-    process.terminate()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode in (0, 143), output
-    process = start(path, folder)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
+def run_until_killed(path: Path, folder: Path, lines: int) -> None:
+    """Runs a study until it has written so many lines of metrics, then kills this process."""
+    write, written = MetricsFile.write, []
+
+    def write_and_count(self: MetricsFile, line: dict[str, Any]) -> None:
+        write(self, line)
+        written.append(line)
+        if len(written) == lines:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    MetricsFile.write = write_and_count  # type: ignore[method-assign]
+    torch.set_num_threads(1)
+    run(path, folder)
 
 
-@pytest.mark.slow
-def test_twenty_kills_leave_the_same_report(finished: Path, tmp_path: Path) -> None:
-    """Kills the study, all of its processes, or one trial, a random time after a random number of further steps."""
+def test_a_study_that_was_killed_continues_to_the_same_report(finished: Path, tmp_path: Path) -> None:
+    """Its process dies by SIGKILL in the third of four trials, after a checkpoint."""
     folder, path = tmp_path / "study", finished / "study.yaml"
-    chance = random.Random(0)
-    for number in range(20):
-        process = start(path, folder)
-        wait_for_steps(folder, steps_done(folder) + chance.randint(0, 3), process)
-        time.sleep(chance.uniform(0.0, 0.3))
-        if number % 3 == 0:
-            process.kill()
-        elif number % 3 == 1:
-            with contextlib.suppress(ProcessLookupError):  # the study has ended already
-                os.killpg(process.pid, signal.SIGKILL)
-        else:
-            for child in processes_of(process.pid)[-1:]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-            process.terminate()
-        process.communicate()  # also waits for trials that save and end
+    # a fork saves the seconds that imports take; like a worker of torch's DataLoader, it uses one thread
+    process = get_context("fork").Process(target=run_until_killed, args=(path, folder, 34))
+    process.start()
+    process.join(timeout=120)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(StudyResults.load(folder).trials) == 2
+    _, results, names = run(path, folder)
+    assert names == ["rope-seed1", "none-seed1"]  # finished trials do not run again
+    (log,) = (folder / "logs").glob("rope-seed1-*.txt")
+    assert "Resuming from" in log.read_text()
+    undisturbed = StudyResults.load(finished / "study")
+    assert exact(results) == exact(undisturbed)
+    assert summarize(results)["comparisons"] == summarize(undisturbed)["comparisons"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with longer trials, so that they still run when a signal comes, and its report."""
+    from tests.lab.conftest import tiny_values
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    values = {**tiny_values(folder), "measures": EXACT}
+    settings = values["changes"]["run"]
+    settings |= {"evaluation": {"every": 100, "tokens": 500}, "checkpoints": {"every": 10}}
+    values["changes"]["phases"] = [{"duration": "400 steps", "length": 32, "batch_tokens": 128}]
+    (folder / "study.yaml").write_text(json.dumps(values))
+    outcome, results, _ = run(folder / "study.yaml", folder / "study")
+    assert not results.missing
+    write_study_report(results, outcome.folder)
+    return folder
+
+
+def finish(path: Path, folder: Path) -> None:
     process = start(path, folder)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(finished / "study"))
-    for name in ("report.html", "comparisons.csv"):
-        assert (folder / name).is_file()
+
+
+def assert_same_report(folder: Path, undisturbed: Path) -> None:
+    assert exact(StudyResults.load(folder)) == exact(StudyResults.load(undisturbed))
+    for name in ("comparisons.csv", "comparisons.md", "comparisons.tex"):
+        assert (folder / name).read_text() == (undisturbed / name).read_text()
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_and_a_stopped_study_end_like_an_undisturbed_one(undisturbed: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "study", undisturbed / "study.yaml"
+    process = start(path, folder)
+    wait_for_steps(folder, 5, process)
+    process.kill()  # the study alone: its trials notice, save and end
+    process.communicate(timeout=120)  # waits for them
+    process = start(path, folder)
+    wait_for_steps(folder, steps_done(folder) + 15, process)
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, output
+    finish(path, folder)
+    assert_same_report(folder, undisturbed / "study")
+
+
+@pytest.mark.slow
+def test_twenty_kills_leave_the_same_report(undisturbed: Path, tmp_path: Path) -> None:
+    """Kills the study, all of its processes, or one trial, a random time after a random number of further steps."""
+    folder, path = tmp_path / "study", undisturbed / "study.yaml"
+    chance = random.Random(0)
+    for number in range(20):
+        process = start(path, folder)
+        wait_for_steps(folder, steps_done(folder) + chance.randint(1, 12), process)
+        time.sleep(chance.uniform(0.0, 0.3))
+        assert process.poll() is None, f"the study ended before kill {number}: {process.communicate()[0]}"
+        if number % 3 == 0:
+            process.kill()
+        elif number % 3 == 1:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            for child in processes_of(process.pid)[-1:]:
+                with contextlib.suppress(ProcessLookupError):  # that trial has ended already
+                    os.kill(child, signal.SIGKILL)
+            process.terminate()
+        process.communicate()  # also waits for trials that save and end
+    finish(path, folder)
+    assert_same_report(folder, undisturbed / "study")
 
 
 def processes_of(group: int) -> list[int]:
     found = subprocess.run(["pgrep", "-g", str(group)], capture_output=True, text=True, check=False)
     return sorted(int(line) for line in found.stdout.split())
-
-
-def test_optuna_asks_for_the_same_rates_again() -> None:
-    """So a search that was interrupted continues with the trials that are there."""
-    pytest.importorskip("optuna")
-    search = Search(method="optuna", runs=6, factor=256.0)
-    points: list[tuple[float, float]] = []
-    while rates := next_rates(search, 1e-3, points):
-        points.append((rates[0], (math.log10(rates[0]) + 3) ** 2))
-    assert len(points) == 6
-    assert all(1e-3 / 16 <= rate <= 1e-3 * 16 for rate, _ in points)
-    assert [next_rates(search, 1e-3, points[:count]) for count in range(6)] == [[rate] for rate, _ in points]
-    assert choose_rate(search, "a", None, points).chosen == min(points, key=lambda point: point[1])[0]

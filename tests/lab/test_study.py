@@ -42,6 +42,7 @@ LEVELS = {
         ({"budget": {"equal": "flopz"}}, r"budget.equal is 'flopz'"),
         ({"budget": {"equal": "tokens", "by": "depth"}}, r"tokens can be solved by steps"),
         ({"budget": {"equal": "seconds"}}, r"needs an amount such as '5 minutes'"),
+        ({"budget": {"equal": "seconds", "amount": "5 minutes"}, "average": {}}, r"average, .* budget.equal: seconds"),
         ({"budget": {"equal": "flops", "amount": "3B tokens"}}, r"number of flops"),
         ({"budget": {"equal": "parameters", "amount": 10.0}}, r"variants.rope: "),
         ({"measures": [{"kind": "held_in"}]}, r"measures.0.kind is 'held_in'.*held_out"),

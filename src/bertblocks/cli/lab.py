@@ -177,12 +177,16 @@ def _print_plan(planned: StudyPlan, expected: Forecast, gpu: str | None) -> None
         changes = [f"{key}={value}" for key, value in arm.variant.changes.items()]
         changes += [f"{key}={value} (solved)" for key, value in arm.solved.items()]
         cost = arm.cost
-        numbers = (write_number(cost.parameters), f"{cost.steps:,}", write_number(cost.tokens), write_flops(cost.flops))
-        table.add_row(arm.name, "\n".join(changes) or "the recipe", *numbers)
+        numbers = [f"{cost.steps:,}", write_number(cost.tokens), write_flops(cost.flops)]
+        if budget.equal == "seconds":  # as many as the time allows
+            numbers = ["", "", ""]
+        table.add_row(arm.name, "\n".join(changes) or "the recipe", write_number(cost.parameters), *numbers)
     by = "" if budget.equal == "seconds" else f", solved by {budget.solver}"
     print_table(console, f"Variants at equal {budget.equal}{by}", table)
     kind = f"a {gpu} at a quarter of its peak" if gpu else f"this machine, {expected.at_a_time} at a time"
     searches = f" and {study.search.runs * len(planned.arms)} short ones for learning rates" if study.search else ""
+    if study.search and study.search.width:
+        searches += f" at hidden size {study.search.width}"
     console.print(
         f"\n{len(planned.arms)} x {len(study.seed_list)} trials{searches}, {expected.done} done; "
         f"{write_flops(expected.flops)} FLOPs to go, about {write_seconds(expected.seconds)} on {kind}, "

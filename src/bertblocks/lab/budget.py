@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bertblocks.analysis import build, count_flops
-from bertblocks.core.settings import RecipeError
+from bertblocks.core.settings import RecipeError, Section
 from bertblocks.lab.study import Budget
 from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
 from bertblocks.training.amounts import Amount
@@ -84,9 +84,8 @@ def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
     """The recipe with the budget's amount or, without one, with as much as the baseline takes."""
     if budget.equal == "seconds":
         assert budget.value is not None
-        schedule = recipe.schedule.model_copy(update={"budget": budget.value})
-        limited = scale_steps(recipe, MANY).model_copy(update={"schedule": schedule})
-        return Solved(limited, {"schedule.budget": f"{budget.value:g} seconds"}, count_cost(recipe))
+        changes = {"schedule.budget": f"{budget.value:g} seconds"}
+        return Solved(_limit_time(recipe, budget.value), changes, count_cost(recipe))
     target = budget.value if budget.value is not None else getattr(count_cost(baseline), budget.equal)
     if math.isnan(target):
         raise RecipeError(f"the FLOPs of objective {baseline.objective.kind} are not known; set another budget.equal.")
@@ -100,6 +99,31 @@ def solve(recipe: Recipe, budget: Budget, baseline: Recipe) -> Solved:
             f"nearest is {found:.4g}; solve by another of the sizes, or train for more steps."
         )
     return Solved(solved, _differences(recipe, solved), count_cost(solved))
+
+
+def _limit_time(recipe: Recipe, seconds: float) -> Recipe:
+    """The recipe with so many steps that its time ends it, and with a schedule that follows its time."""
+    phase, objective = recipe.phases[0], TrainingPlan(recipe).phases[0].objective
+    by_step = {
+        "phases.1": len(recipe.phases) > 1,
+        "phases.0.schedule": phase.schedule,
+        "phases.0.batch_warmup": phase.batch_warmup,
+        "phases.0.curriculum": phase.curriculum,
+        "phases.0.rope_theta": isinstance(phase.rope_theta, Section),
+        "objective.rate": isinstance(getattr(objective, "rate", None), Section),
+    }
+    if (key := next((key for key, is_set in by_step.items() if is_set), None)) is not None:
+        raise RecipeError(
+            f"{key} depends on the number of steps, which equal seconds leave open; remove it, or set another "
+            "budget.equal."
+        )
+    spans = {
+        key: Amount(value.value * MANY, value.unit)
+        for key, value in recipe.schedule
+        if isinstance(value, Amount) and value.unit != "%"
+    }
+    schedule = recipe.schedule.model_copy(update={**spans, "budget": seconds})
+    return scale_steps(recipe, MANY).model_copy(update={"schedule": schedule})
 
 
 def scale_steps(recipe: Recipe, factor: float) -> Recipe:
@@ -122,7 +146,8 @@ def _solve_steps(recipe: Recipe, quantity: str, target: float) -> Recipe:
     return recipe
 
 
-def _with_sizes(recipe: Recipe, **sizes: int) -> Recipe:
+def with_sizes(recipe: Recipe, **sizes: Any) -> Recipe:
+    """The recipe with other values for keys of its config."""
     model = recipe.model.model_copy(update={"config": {**recipe.model.config, **sizes}})
     recipe = recipe.model_copy(update={"model": model})
     check_model(TrainingPlan(recipe))
@@ -133,7 +158,7 @@ def _solve_feed_forward(recipe: Recipe, quantity: str, target: float) -> Recipe:
     """The roundest intermediate size that is close enough to the target. Costs are linear in it."""
 
     def cost(size: int) -> float:
-        return getattr(count_cost(_with_sizes(recipe, intermediate_size=size)), quantity)
+        return getattr(count_cost(with_sizes(recipe, intermediate_size=size)), quantity)
 
     low, high = 64, 128
     slope = (cost(high) - cost(low)) / (high - low)
@@ -143,8 +168,8 @@ def _solve_feed_forward(recipe: Recipe, quantity: str, target: float) -> Recipe:
     for multiple in (64, 32, 16, 8, 4, 2):
         size = round(wanted / multiple) * multiple
         if size and abs(cost(size) / target - 1) <= ROUNDING:
-            return _with_sizes(recipe, intermediate_size=size)
-    return _with_sizes(recipe, intermediate_size=max(round(wanted), 1))
+            return with_sizes(recipe, intermediate_size=size)
+    return with_sizes(recipe, intermediate_size=max(round(wanted), 1))
 
 
 def _solve_depth(recipe: Recipe, quantity: str, target: float) -> Recipe:
@@ -152,7 +177,7 @@ def _solve_depth(recipe: Recipe, quantity: str, target: float) -> Recipe:
     layers = expected_config(recipe).num_hidden_layers
 
     def at(count: int) -> Recipe:
-        return _with_sizes(recipe, num_hidden_layers=count)
+        return with_sizes(recipe, num_hidden_layers=count)
 
     def cost(count: int) -> float:
         return getattr(count_cost(at(count)), quantity)
@@ -173,7 +198,7 @@ def _solve_width(recipe: Recipe, quantity: str, target: float) -> Recipe:
         hidden = heads * config.hidden_size // config.num_attention_heads
         inner = max(round(config.intermediate_size * hidden / config.hidden_size), 1)
         grouped = {"num_kv_heads": kv_heads} if per_kv_head > 1 else {}
-        return _with_sizes(recipe, hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner, **grouped)
+        return with_sizes(recipe, hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner, **grouped)
 
     def cost(kv_heads: int) -> float:
         return getattr(count_cost(at(kv_heads)), quantity)

@@ -132,19 +132,26 @@ def check_coordinates(
 
 def at_width(config: BertBlocksConfig, width: int, grow: str = "heads") -> BertBlocksConfig:
     """Return the config with another hidden_size, all sizes that follow it, and no dropout."""
-    config, factor = copy.deepcopy(config), width / config.hidden_size
-    attention = {key: getattr(config, key) for key in ("num_attention_heads", "num_kv_heads", "head_dim")}
-    sizes = {"intermediate_size": config.intermediate_size, **attention}
-    config.layer_overrides = {
-        layer: {**values, **_scaled({key: values[key] for key in sizes if key in values}, factor, grow, width)}
-        for layer, values in (config.layer_overrides or {}).items()
-    } or None
-    changed: dict[str, Any] = {"hidden_size": width, **_scaled(sizes, factor, grow, width)}
+    config, changed = copy.deepcopy(config), sizes_at(config, width, grow)
     changed |= {key: 0.0 for key, kind in own_keys(type(config)).items() if key.endswith("dropout") and kind is float}
     for key, value in changed.items():
         setattr(config, key, value)
     config.validate()
     return config
+
+
+def sizes_at(config: BertBlocksConfig, width: int, grow: str = "heads") -> dict[str, Any]:
+    """Return hidden_size and the keys that follow it at another width."""
+    factor = width / config.hidden_size
+    attention = {key: getattr(config, key) for key in ("num_attention_heads", "num_kv_heads", "head_dim")}
+    sizes = {"intermediate_size": config.intermediate_size, **attention}
+    changed: dict[str, Any] = {"hidden_size": width, **_scaled(sizes, factor, grow, width)}
+    if config.layer_overrides:
+        changed["layer_overrides"] = {
+            layer: {**values, **_scaled({key: values[key] for key in sizes if key in values}, factor, grow, width)}
+            for layer, values in config.layer_overrides.items()
+        }
+    return changed
 
 
 def _scaled(sizes: dict[str, int], factor: float, grow: str, width: int) -> dict[str, int]:

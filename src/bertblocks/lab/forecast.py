@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bertblocks.core.cpu import allowed_cpus
+from bertblocks.lab.budget import count_cost
 from bertblocks.lab.plan import Arm, StudyPlan
 from bertblocks.lab.results import STUDY_FILE, StudyResults
 from bertblocks.lab.statistics.power import minimum_detectable_effect
@@ -50,17 +51,20 @@ def forecast(plan: StudyPlan, folder: Path, gpu: str | None = None, threads: int
     done = {(trial.variant, trial.seed, trial.size) for trial in results.trials} if results else set()
     missing = [arm for arm in arms for seed in study.seed_list if (arm.variant.name, seed, arm.size) not in done]
     searched = study.search.runs * study.search.share if study.search and not (results and results.searches) else 0
-    flops = sum(arm.cost.flops for arm in missing) + searched * sum(arm.cost.flops for arm in arms)
-    threads = threads or max(allowed_cpus() // (len(arms) * seeds), 1)
-    slots = torch.cuda.device_count() or max(allowed_cpus() // threads, 1)
+    flops = sum(arm.cost.flops for arm in missing)
+    if searched:
+        flops += searched * sum(count_cost(arm.searched).flops for arm in arms)
+    is_timed = study.budget.equal == "seconds" and not torch.cuda.is_available()
+    threads = threads or max(allowed_cpus() // (1 if is_timed else len(arms) * seeds), 1)
+    slots = 1 if is_timed else torch.cuda.device_count() or max(allowed_cpus() // threads, 1)
     if gpu is not None:
         slots, speed = 1, GPUS[gpu].flops * GPUS[gpu].utilization
     else:
         speed = _measure_speed(arms[0], threads)
     seconds = flops / speed / min(slots, max(len(missing), 1))
     if study.budget.equal == "seconds":
-        slots = 1 if not torch.cuda.device_count() else slots
         seconds = (study.budget.value or 0) * (len(missing) + searched * len(arms)) / slots
+        flops = seconds * slots * speed
     comparisons = max(len(arms) - len(study.sizes or [None]), 1)
     deviations = minimum_detectable_effect(1.0, seeds, study.level / comparisons, study.power)
     noise = study.noise or _noise(results)

@@ -29,6 +29,8 @@ class Job:
     work: dict[str, Any]
     log: Path
     threads: int
+    #: Whether it measures time, so that no other job may share its machine.
+    is_alone: bool = False
 
 
 class Listener(Protocol):

@@ -67,6 +67,11 @@ class MeasureSection(Section):
         """Whether values depend on the tokenizer, so that models with different ones cannot be compared."""
         return False
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens in the longest text that its keys ask for."""
+        return 0
+
     def infos(self) -> list[MeasureInfo]:
         """What the values mean, in the order in which `run` finds them."""
         raise NotImplementedError
@@ -219,6 +224,12 @@ class Embeddings(MeasureSection):
     pooling: Literal["mean", "cls", "max"] = "mean"
     file_keys: ClassVar[tuple[str, ...]] = ("data",)
 
+    def check(self, origin: str) -> None:
+        from bertblocks.tasks.embed.task import EmbedTask
+        from bertblocks.tasks.settings import EmbedSettings
+
+        EmbedTask(EmbedSettings()).read_held_out(self.data)
+
     def infos(self) -> list[MeasureInfo]:
         return [MeasureInfo(self.label, "score", True, f"embeddings on {Path(self.data).name}, without fine-tuning")]
 
@@ -237,6 +248,10 @@ class NeedleMeasure(MeasureSection):
     depths: Annotated[list[Share], Field(min_length=1)] = [0.0, 0.25, 0.5, 0.75, 1.0]
     samples: Count = 20
     """Texts for each length and depth."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
 
     def infos(self) -> list[MeasureInfo]:
         lengths = ", ".join(map(str, self.lengths))
@@ -258,6 +273,10 @@ class Speed(MeasureSection):
     seconds: Annotated[float, Field(gt=0)] = 2.0
     """How long each of the two is measured, after a warm-up."""
     is_exclusive: ClassVar[bool] = True
+
+    @property
+    def longest(self) -> int:
+        return self.length
 
     def infos(self) -> list[MeasureInfo]:
         what = f"at {self.batch} x {self.length} tokens on this machine"

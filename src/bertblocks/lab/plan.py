@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertblocks.core.settings import RecipeError
-from bertblocks.lab.budget import Cost, Solved, scale_steps, solve
+from bertblocks.lab.budget import Cost, Solved, count_cost, scale_steps, solve
 from bertblocks.lab.corpora import corpus_folder, with_shared_tokenizer, with_shared_tokens
 from bertblocks.lab.design import Variant, make_variants
 from bertblocks.lab.results import MeasureInfo
+from bertblocks.lab.search import searched_recipe
 from bertblocks.lab.study import StudySource
 from bertblocks.lab.trial import Trial
+from bertblocks.training.build import expected_config
 from bertblocks.training.recipe import Recipe
-from bertblocks.training.training_plan import TrainingPlan
 
 #: The seed of the short runs that choose a learning rate. It is not one of those that decide.
 SEARCH_SEED = 2**31 - 1
@@ -29,6 +30,8 @@ class Arm:
     solved: dict[str, Any]
     recipe: Recipe
     cost: Cost
+    #: The recipe of the short runs that choose its learning rate, before they are shortened.
+    searched: Recipe
 
     @property
     def name(self) -> str:
@@ -73,7 +76,7 @@ class StudyPlan:
         """A short run with one of the rates that are compared."""
         search = self.source.study.search
         assert search is not None
-        recipe = _with_rate(arm.recipe, found)
+        recipe = _with_rate(arm.searched, found)
         if recipe.schedule.budget is not None:
             schedule = recipe.schedule.model_copy(update={"budget": recipe.schedule.budget * search.share})
             recipe = recipe.model_copy(update={"schedule": schedule})
@@ -82,11 +85,11 @@ class StudyPlan:
         return replace(self._make_trial(arm, SEARCH_SEED, recipe), is_search=True)
 
     def _make_trial(self, arm: Arm, seed: int, recipe: Recipe) -> Trial:
-        plan = TrainingPlan(recipe)
+        cost = count_cost(recipe)
         recipe = with_shared_tokens(recipe)
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": seed})})
-        flops = arm.cost.flops / arm.cost.tokens
-        return Trial(arm.variant.name, seed, arm.size, recipe, flops, plan.total_steps, plan.total_tokens)
+        flops = cost.flops / cost.tokens
+        return Trial(arm.variant.name, seed, arm.size, recipe, flops, cost.steps, cost.tokens)
 
     def corpora(self) -> list[Recipe]:
         """The recipes whose texts have to be prepared, the base first, because others may use its tokenizer."""
@@ -151,15 +154,23 @@ def make_plan(source: StudySource) -> StudyPlan:
             try:
                 recipe = with_shared_tokenizer(recipe, base)
                 solved: Solved = solve(recipe, study.budget, baseline)
+                searched = searched_recipe(solved.recipe, study.search)
             except ValueError as error:
                 raise RecipeError(f"{origin}: {where}: {error}") from error
-            arms.append(Arm(variant, size, solved.changes, solved.recipe, solved.cost))
+            arms.append(Arm(variant, size, solved.changes, solved.recipe, solved.cost, searched))
             _check_measures(source, arms[-1], base)
     return StudyPlan(source, arms, with_shared_tokenizer(base, base))
 
 
 def _check_measures(source: StudySource, arm: Arm, base: Recipe) -> None:
+    config = expected_config(arm.recipe)
+    positions = config.max_position_embeddings - config.position_offset
     for measure in source.study.measures:
+        if measure.longest > positions:
+            raise RecipeError(
+                f"{source.origin}: measures: {measure.label} reads {measure.longest} tokens, but {arm.name} reads at "
+                f"most {positions}; shorten it, or raise model.config.max_position_embeddings."
+            )
         same = (arm.recipe.tokenizer_origin, arm.recipe.tokenizer) == (base.tokenizer_origin, base.tokenizer)
         shared = arm.recipe.tokenizer.load == with_shared_tokens(base).tokenizer.load
         if measure.counts_tokens and not same and not shared:

@@ -186,9 +186,7 @@ def trend_rows(results: StudyResults, comparisons: Sequence[Comparison]) -> list
 def power_laws(results: StudyResults) -> dict[str, PowerLaw]:
     """A power law of the deciding measure over compute for each variant with enough sizes."""
     deciding = next(iter(results.measures))
-    flops = {
-        (trial.variant, trial.size, trial.seed): trial.flops for trial in results.trials if not trial.stopped_early
-    }
+    flops = {(trial.variant, trial.size, trial.seed): trial.flops for trial in results.trials}
     points: dict[str, list[tuple[float, float]]] = {}
     for found in results.measurements:
         at = flops.get((found.variant, found.size, found.seed))
@@ -240,6 +238,8 @@ def rate_section(results: StudyResults) -> Html:
         charts.append(rate_chart(title, curves, points, list(results.variants), chosen, note))
     counts = {len(search.points) for search in results.searches}
     cost = f"{counts.pop()} short runs" if len(counts) == 1 else f"{min(counts)} to {max(counts)} short runs"
+    width = (results.settings.get("search") or {}).get("width")
+    where = f", at hidden size {width}; they transfer by muP" if width else ""
     rows = [
         (
             search.variant if search.size is None else f"{search.variant} at {search.size}",
@@ -252,7 +252,7 @@ def rate_section(results: StudyResults) -> Html:
     ]
     return section(
         "Learning rates",
-        paragraph(f"Each variant has its own learning rate, from {cost} per variant."),
+        paragraph(f"Each variant has its own learning rate, from {cost} per variant{where}."),
         figures(charts),
         table(["variant", "chosen", "95% interval of the best", "short runs", "remark"], rows),
     )

@@ -36,6 +36,7 @@ from bertblocks.lab.statistics.futility import is_hopeless
 from bertblocks.lab.statistics.verdicts import judge
 from bertblocks.lab.study import Study
 from bertblocks.lab.trial import DIVERGED, RUN, SPEC, Trial, is_done
+from bertblocks.training.amounts import read_time
 from bertblocks.training.run_folder import RunFolderError
 
 LOGS, FILES = "logs", "files"
@@ -124,9 +125,10 @@ class _Execution:
     def run(self) -> StudyOutcome:
         study = self.plan.source.study
         cores = allowed_cpus()
-        self.threads = self._recorded_threads() or self.threads or max(cores // self._count_trials(), 1)
-        self.slots = 1 if study.budget.equal == "seconds" else max(cores // self.threads, 1)
-        self.slots = torch.cuda.device_count() or self.slots
+        self.times_trials = study.budget.equal == "seconds" and not torch.cuda.is_available()
+        at_a_time = 1 if self.times_trials else len(self.plan.arms) * len(study.seed_list)
+        self.threads = self._recorded_threads() or self.threads or max(cores // at_a_time, 1)
+        self.slots = torch.cuda.device_count() or max(cores // self.threads, 1)
         own = [section for section in study.measures if not section.is_exclusive]
         exclusive = [section for section in study.measures if section.is_exclusive]
         try:
@@ -211,11 +213,12 @@ class _Execution:
         if not missing:
             return
         threads = allowed_cpus() if alone else self.threads or 1
+        alone = alone or self.times_trials
         shared = with_shared_tokens(self.plan.base)
         for trial in missing:
             write_json(self.folder / TRIALS / trial.name / SPEC, trial.spec(shared, sections))
         jobs = [
-            Job(trial.name, {"trial": trial.name}, self.folder / LOGS / f"{trial.name}.txt", threads)
+            Job(trial.name, {"trial": trial.name}, self.folder / LOGS / f"{trial.name}.txt", threads, alone)
             for trial in missing
         ]
         costs = {trial.name: trial.flops * trial.tokens for trial in missing}
@@ -232,9 +235,6 @@ class _Execution:
         return (self.folder / TRIALS / trial.name / TRIAL_FILE).is_file()
 
     # ------------------------------------------------------------------ the record
-
-    def _count_trials(self) -> int:
-        return max(len(self.plan.arms) * len(self.plan.source.study.seed_list), 1)
 
     def _recorded_threads(self) -> int | None:
         """The threads of earlier trials: sums over more threads differ in their last digits."""
@@ -270,6 +270,7 @@ class _Execution:
                     "power": study.power,
                     "threads": self.threads,
                     "stopped": self.stopped,
+                    "search": None if study.search is None else study.search.model_dump(mode="json"),
                     "recipe": plan.base.record(),
                 },
                 "searches": [asdict(search) for search in self.searches],
@@ -284,17 +285,15 @@ def changed_keys(arm: Arm) -> dict[str, Any]:
 
 
 def hopeless_variants(results: StudyResults, study: Study) -> list[str]:
-    """The variants that can no longer be better than the baseline, at any size."""
+    """The variants with seeds to go that can no longer be better than the baseline, at any size."""
     deciding, total = next(iter(results.measures)), len(study.seed_list)
     looks: dict[str, list[bool]] = {}
     for comparison in judge(results, study.level):
         if comparison.measure == deciding:
-            fraction = comparison.seeds / total
+            seeds, higher = comparison.seeds, results.measures[deciding].higher_is_better
+            before = seeds - 1 if seeds > 2 else 0  # two seeds are the first look
             looks.setdefault(comparison.variant, []).append(
-                comparison.seeds > 1
-                and is_hopeless(
-                    comparison.difference, fraction, fraction - 1 / total, results.measures[deciding].higher_is_better
-                )
+                1 < seeds < total and is_hopeless(comparison.difference, seeds / total, before / total, higher)
             )
     return [variant for variant, hopeless in looks.items() if all(hopeless)]
 
@@ -335,10 +334,13 @@ class _Progress:
 
     def _share(self, name: str) -> float:
         lines = read_metrics(self.folder / TRIALS / name / RUN / "metrics.jsonl")
-        steps = [line["step"] for line in lines]
-        spec = self.folder / TRIALS / name / SPEC
-        total = read_json(spec)["steps"] if steps and spec.is_file() else 0
-        return min(max(steps) / total, 1.0) if total else 0.0
+        trained = [line for line in lines if "learning_rate" in line]
+        if not trained:
+            return 0.0
+        spec = read_json(self.folder / TRIALS / name / SPEC)
+        last, budget = trained[-1], spec["recipe"]["schedule"]["budget"]
+        done = last["step"] / spec["steps"] if budget is None else last["seconds"] / read_time(budget)
+        return min(done, 1.0)
 
     def _time_left(self) -> str:
         total = sum(self.costs.values())

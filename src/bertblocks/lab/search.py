@@ -6,11 +6,33 @@ import math
 from collections.abc import Sequence
 
 from bertblocks.core.requirements import require_packages
+from bertblocks.core.settings import RecipeError
+from bertblocks.lab.budget import with_sizes
+from bertblocks.lab.coordinate_check import sizes_at
 from bertblocks.lab.results import LearningRateSearch
 from bertblocks.lab.statistics.learning_rate import fit_learning_rate, learning_rates
 from bertblocks.lab.study import Search
+from bertblocks.training.build import expected_config
+from bertblocks.training.recipe import Recipe
 
 Points = Sequence[tuple[float, float]]
+
+
+def searched_recipe(recipe: Recipe, search: Search | None) -> Recipe:
+    """The recipe of the short runs: that of the trials, or a narrower one whose rates transfer by muP."""
+    if search is None or search.width is None:
+        return recipe
+    config, width = expected_config(recipe), search.width
+    if given := recipe.model.checkpoint or recipe.model.grow_from:
+        raise RecipeError(f"search.width is {width}; a model that starts from {given} cannot be narrower.")
+    if config.parametrization != "mup":
+        raise RecipeError(
+            f"search.width is {width}; rates transfer between widths by muP: set model.config.parametrization to mup "
+            f"and model.config.mup_base_hidden_size to {width}, or remove search.width."
+        )
+    if width >= config.hidden_size:
+        raise RecipeError(f"search.width is {width}; it must be less than hidden_size, which is {config.hidden_size}.")
+    return with_sizes(recipe, **sizes_at(config, width))
 
 
 def next_rates(search: Search, center: float, points: Points) -> list[float]:

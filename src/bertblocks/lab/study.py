@@ -98,6 +98,9 @@ class Search(Section):
     """The largest rate divided by the smallest."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """The length of a short run, as a share of the steps of a trial."""
+    width: Count | None = None
+    """The hidden_size of the short runs, with heads and intermediate size in proportion. Their rate transfers to the
+    width of the trials by muP, so the model must have `parametrization: mup`. Default: the width of the trials."""
 
 
 class Average(Section):
@@ -159,6 +162,10 @@ class Study(Section):
             raise ValueError("has design: factorial, which needs factors")
         if self.design == "ladder" and self.variants is None:
             raise ValueError("has design: ladder, which needs variants")
+        if self.average is not None and self.budget.equal == "seconds":
+            raise ValueError(
+                "has average, which needs to know the last steps, but budget.equal: seconds leaves their number open"
+            )
         names = [measure.label for measure in self.measures]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"has the measure {twice[0]!r} twice; give one of them another name")
