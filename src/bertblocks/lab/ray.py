@@ -22,14 +22,13 @@ def run_on_ray(folder: Path, jobs: Sequence[Job], slots: int, listener: Listener
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, else one on this machine
     num_gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task: Any = ray.remote(work)
+    # a process for each task, so that its peak memory is its own
+    task: Any = ray.remote(max_calls=1, max_retries=-1)(work)
     waiting, running = list(jobs), dict[Any, Job]()
     while waiting or running:
         while waiting and not (running and waiting[0].is_alone):
             job = waiting.pop(0)
-            # a process for each task, so that its peak memory is its own
-            options = {"num_cpus": job.threads, "num_gpus": num_gpus, "max_calls": 1, "max_retries": -1}
-            running[task.options(**options).remote(str(folder), job)] = job
+            running[task.options(num_cpus=job.threads, num_gpus=num_gpus).remote(str(folder), job)] = job
             listener.started(job)
         ready, _ = ray.wait(list(running), num_returns=1, timeout=REPORT)
         for reference in ready:
