@@ -98,9 +98,10 @@ def test_embeddings_are_scored_without_fine_tuning(write_study: Write, tmp_path:
     (found,) = results.measurements
     (place,) = (tmp_path / "study" / TRIALS).iterdir()
     model, tokenizer = load(place / "run" / "model", task="base")
+    assert tokenizer is not None
 
     def embed(text: str) -> torch.Tensor:
-        return model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        return model(tokenizer(text, return_tensors="pt")["input_ids"]).last_hidden_state[0].mean(0)
 
     with torch.no_grad():
         cosines = [torch.cosine_similarity(embed(first), embed(second), dim=0).item() for first, second, _ in pairs]
