@@ -401,3 +401,14 @@ def test_an_unknown_pooling_raises() -> None:
     layout = SequenceLayout.from_shape(1, 2, torch.device("cpu"))
     with pytest.raises(ValueError, match=r"classifier_pooling is 'sum'.*cls, last, mean, max"):
         pool(torch.zeros(2, 3), layout, "sum")
+
+
+def test_slices_and_lengths_of_every_kind_of_layout() -> None:
+    ragged = SequenceLayout.from_cu_seqlens(torch.tensor([0, 2, 2, 5]), (5,))
+    assert (ragged.slices(), ragged.read_lengths()) == ([slice(0, 2), slice(2, 5)], [2, 0, 3])
+    rows = SequenceLayout.from_shape(2, 3, torch.device("cpu"))
+    assert (rows.slices(), rows.read_lengths()) == ([slice(0, 3), slice(3, 6)], [3, 3])
+    masked = SequenceLayout.from_mask(torch.tensor([[1, 0, 1], [1, 0, 0]]))  # a hole, so padding stays
+    assert (masked.slices(), masked.read_lengths()) == ([slice(0, 3), slice(3, 6)], [2, 1])
+    empty = SequenceLayout.from_shape(2, 0, torch.device("cpu"))
+    assert (empty.slices(), empty.read_lengths()) == ([], [0, 0])

@@ -245,24 +245,20 @@ class SequenceLayout:
             ends = rows + (columns * self.key_mask).amax(1)
         return torch.where(self.length_tensor > 0, ends, torch.zeros_like(ends))
 
-    @property
-    def all_lengths(self) -> list[int]:
-        """The number of tokens of every sequence of either kind of layout, zeros included."""
+    def read_lengths(self) -> list[int]:
+        """Return the number of real tokens in every sequence. A key mask has to be read back from its device."""
+        if self.key_mask is not None:
+            return self.length_tensor.tolist()
         rows, length = self.rectangle or (0, 0)
         return self.lengths or [length] * rows
 
-    def read_lengths(self) -> list[int]:
-        """Return the number of real tokens in every sequence. A key mask has to be read back from its device."""
-        return self.all_lengths if self.key_mask is None else self.length_tensor.tolist()
-
     def slices(self) -> list[slice]:
-        """Return the tokens of each non-empty sequence."""
-        slices, start = [], 0
-        for length in self.all_lengths:
-            if length:
-                slices.append(slice(start, start + length))
-            start += length
-        return slices
+        """Return the tokens of each non-empty sequence, with the padding that a key mask hides."""
+        if self.rectangle is not None:
+            rows, length = self.rectangle
+            return [slice(start, start + length) for start in range(0, rows * length, max(length, 1))]
+        ends = itertools.accumulate(self.lengths)
+        return [slice(end - length, end) for length, end in zip(self.lengths, ends, strict=True) if length]
 
     def prepare(self, positions: Iterable[Any]) -> None:
         """Compute what layers share, so that a compiled layer finds it and its graph does not depend on lengths."""

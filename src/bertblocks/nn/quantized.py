@@ -244,7 +244,7 @@ class QuantizedBlock(Block):
 
         def compute() -> AttentionCall:
             half_window = attention.pattern.half_window
-            call = AttentionCall(layout.all_lengths, *sizes, half_window, has_fast_bf16_products(), tables)
+            call = AttentionCall(layout.read_lengths(), *sizes, half_window, has_fast_bf16_products(), tables)
             call.memory = layout.memo("int8 memory", dict)
             return call
 

@@ -186,7 +186,7 @@ def attention_call(
     sizes = q.shape[1], k.shape[1], q.shape[2], context.scale
 
     def compute() -> AttentionCall:
-        return AttentionCall(layout.all_lengths, *sizes, half_window, q.dtype == torch.bfloat16, rotation)
+        return AttentionCall(layout.read_lengths(), *sizes, half_window, q.dtype == torch.bfloat16, rotation)
 
     tables = None if rotation is None else rotation[0].data_ptr()
     return layout.memo(("attention call", *sizes, half_window, q.dtype, tables), compute)
