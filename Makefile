@@ -52,9 +52,13 @@ tasks: $(INSTALLED)
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
 
+# Triton is in a folder of its own, which only the tests of its kernels use: torch's compiler imports it if it can
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+ifeq ($(shell uname -sm),Linux x86_64)
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps --upgrade --target .venv/triton triton
+endif
 	touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)

@@ -29,6 +29,8 @@ MAX_BYTES = 4 * 2**30
 MAX_CHARACTERS = 500
 #: The exit code of a case that raises an error that no command reports.
 UNREPORTED = 99
+#: Modules that cannot be imported without Triton.
+NEED_TRITON = ("bertblocks.nn.ops.fused", "bertblocks.nn.ops.short_attention")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _import_everything() -> None:
     import bertblocks
 
     for module in pkgutil.walk_packages(bertblocks.__path__, "bertblocks."):
-        if not module.name.startswith(("bertblocks.flax", "bertblocks.__main__", "bertblocks.nn.ops.short_attention")):
+        if not module.name.startswith(("bertblocks.flax", "bertblocks.__main__", *NEED_TRITON)):
             importlib.import_module(module.name)
     for name in ("datasets", "openpyxl", "sklearn.metrics", "seqeval.metrics", "scipy.stats", "pyarrow.dataset"):
         importlib.import_module(name)

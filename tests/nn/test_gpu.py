@@ -74,6 +74,32 @@ def test_kernels_equal_eager_attention_with_gradients(case: str) -> None:
         torch.testing.assert_close(mine.float(), theirs, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_pos": "pre", "norm_fn": "layer", "hidden_act": "gelu"},
+        {"norm_pos": "post", "norm_fn": "rms", "hidden_act": "silu", "rope_interleaved": True},
+    ],
+    ids=["pre", "post"],
+)
+def test_own_kernels_equal_torch_in_a_training_step(options: Any, precision: torch.dtype) -> None:
+    results = []
+    for backend in ("torch", "auto"):
+        torch.manual_seed(0)
+        config = tiny_config(hidden_size=64, mlp_type="glu", kernel_backend=backend, **options)
+        model = BertBlocksForMaskedLM(config).to(CUDA).train()
+        ids = torch.randint(5, 60, (sum(LENGTHS),)).to(CUDA)
+        bounds = torch.tensor([0, *LENGTHS]).cumsum(0)
+        with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+            loss = model(ids, cu_seqlens=bounds, labels=ids, return_logits=False).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for mine, expected in zip(results[1], results[0], strict=True):
+        tolerance = (1e-4 if precision == torch.float32 else 0.05) * max(1.0, expected.abs().max().item())
+        torch.testing.assert_close(mine, expected, atol=tolerance, rtol=0)
+
+
 def needs_varlen() -> None:
     if choose_kernel(AttentionCall(AttentionPattern(), torch.bfloat16, 64), describe_gpu(CUDA)) != "varlen":
         pytest.skip("this GPU does not run torch's varlen_attn")

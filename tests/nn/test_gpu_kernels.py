@@ -4,6 +4,7 @@ import importlib
 import itertools
 import sys
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,7 +146,9 @@ def test_flash_attn_4_alone_is_not_flash_attn(monkeypatch: pytest.MonkeyPatch) -
         return "4.0.0b9"
 
     monkeypatch.setattr(gpu_module.importlib.metadata, "version", version)
-    for name, value in {"get_device_capability": (10, 0), "get_device_name": "B200"}.items():
+    properties = SimpleNamespace(shared_memory_per_block_optin=227 * 1024)
+    answers = {"get_device_capability": (10, 0), "get_device_name": "B200", "get_device_properties": properties}
+    for name, value in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     for cached in (gpu_module.installed_version, gpu_module._describe_gpu):
         cached.cache_clear()
@@ -154,6 +157,7 @@ def test_flash_attn_4_alone_is_not_flash_attn(monkeypatch: pytest.MonkeyPatch) -
         assert found is not None
         assert found.has_flash_attn_4
         assert found.flash_attn is None
+        assert found.shared_memory == 227 * 1024
     finally:
         for cached in (gpu_module.installed_version, gpu_module._describe_gpu):
             cached.cache_clear()

@@ -1,22 +1,19 @@
 """The Triton kernel for short sequences, run by Triton's interpreter on a CPU, tested against naive attention."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-from bertblocks.nn.backends import AttentionContext, AttentionPattern, EagerBackend
-from bertblocks.nn.backends.short import TritonBackend, why_not_short
+from bertblocks.nn.backends import AttentionContext, AttentionPattern, EagerBackend, short
+from bertblocks.nn.backends.short import TritonBackend
 from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.ops.gpu import Gpu
 from bertblocks.nn.position import T5Position
 from tests.helpers import EDGE_LENGTHS
+from tests.nn.triton_process import needs_triton, run_with_triton
 
-pytest.importorskip("triton", reason="Triton is not installed: pip install 'bertblocks[triton]'")
-
+A100 = Gpu((8, 0), "A100")
 #: Cases as (lengths, heads, key heads, head size, half window, is causal).
 FAST: list[tuple[Any, ...]] = [
     ([3, 0, 17, 1], 4, 2, 8, None, False),
@@ -55,38 +52,36 @@ def run_cases(cases: list[Any]) -> None:
             torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-4)
 
 
-def interpret(cases: list[Any]) -> None:
-    """Triton decides when it is imported whether to interpret, so the cases need a process of their own."""
-    code = "import json, sys; from tests.nn.test_short_attention import run_cases; run_cases(json.loads(sys.argv[1]))"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
+@needs_triton
 def test_outputs_and_gradients_equal_eager_attention() -> None:
-    interpret(FAST)
+    run_with_triton(__name__, "run_cases", FAST)
 
 
 @pytest.mark.slow
+@needs_triton
 def test_outputs_and_gradients_equal_eager_attention_at_every_edge() -> None:
-    interpret(SLOW)
+    run_with_triton(__name__, "run_cases", SLOW)
 
 
-def test_reasons_name_what_the_kernel_cannot_run() -> None:
+def test_reasons_name_what_the_kernel_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(9, 2, 16)
     layout = SequenceLayout.from_shape(1, 9, q.device)
     with pytest.raises(ValueError, match="attention_backend is 'triton' but the model is on cpu"):
         TritonBackend().attend(q, q, q, AttentionContext(layout, AttentionPattern(), 0.3))
 
-    class OnCuda:
-        is_cuda, shape = True, (9, 2, 16)
-
-    def why_not(layout: SequenceLayout, q: Any = OnCuda, **pattern: Any) -> str:
-        return why_not_short(q, AttentionContext(layout, AttentionPattern(**pattern), 0.3)) or ""
+    def why_not(
+        layout: SequenceLayout, gpu: Gpu = A100, size: int = 16, dtype: Any = torch.bfloat16, **pattern: Any
+    ) -> str:
+        monkeypatch.setattr(short, "describe_gpu", lambda _: gpu)
+        q = torch.empty(9, 2, size, dtype=dtype)
+        return short.why_not_short(q, AttentionContext(layout, AttentionPattern(**pattern), 0.3)) or ""
 
     assert why_not(layout) == ""
+    assert why_not(layout, Gpu((8, 0), has_triton=False)) == "Triton is not installed"
+    assert "computes in float32" in why_not(layout, dtype=torch.float32)
     assert "a sequence of 129 tokens" in why_not(SequenceLayout.from_shape(1, 129, q.device))
+    long = SequenceLayout.from_shape(1, 65, q.device)
+    assert why_not(long) == ""
+    assert "the kernel takes 64 on RTX" in why_not(long, Gpu((8, 9), "RTX", shared_memory=99 * 1024))
     assert "no dropout, biases" in why_not(layout, position=T5Position(2))
-    OnCuda.shape = (9, 2, 160)
-    assert "the head size is 160" in why_not(layout)
+    assert "the head size is 72" in why_not(layout, size=72)

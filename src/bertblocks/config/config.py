@@ -336,7 +336,7 @@ class BertBlocksConfig(PreTrainedConfig):
     family: str | None = None
     #: auto, cpu, flash, triton, sdpa, eager, or a name registered with `register_backend`.
     attention_backend: str = "auto"
-    #: Fused kernels: auto, liger, torch.
+    #: Fused kernels on CUDA: auto, liger, torch.
     kernel_backend: str = "auto"
     #: Whether padding is removed before the first layer.
     unpad: bool = True

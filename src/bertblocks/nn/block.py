@@ -14,7 +14,7 @@ from bertblocks.nn.layout import index_tokens
 from bertblocks.nn.mlp import get_mlp
 from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.nn.ngpt import LayerOutput, NGPTAttention, NGPTBlock
-from bertblocks.nn.norm import get_norm, get_norm_scale, get_skip_scale
+from bertblocks.nn.norm import add_norm, get_norm, get_norm_scale, get_skip_scale
 from bertblocks.nn.shortcut import InputMixing
 
 if TYPE_CHECKING:
@@ -64,16 +64,33 @@ class Residual(nn.Module):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return what the sublayer reads."""
-        normed = self.pre_norm(x)
-        return normed if self.norm_scale == 1.0 else normed * self.norm_scale
+        return self._scale_norm(self.pre_norm(x))
 
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Return the residual stream behind the sublayer, which computed `branch`."""
+        return self._add(x, branch, None if self.norm_inside else self.post_norm)[1]
+
+    def join_and_enter(self, x: Tensor, branch: Tensor, following: Residual) -> tuple[Tensor, Tensor]:
+        """Return the residual stream behind the sublayer, and what the following sublayer reads of it."""
+        if not self.norm_inside and not isinstance(self.post_norm, nn.Identity):
+            x = self.join(x, branch)
+            return x, following.enter(x)
+        x, normed = self._add(x, branch, following.pre_norm)
+        return x, following._scale_norm(normed)
+
+    def _add(self, x: Tensor, branch: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+        """Return the new residual stream, and its norm."""
         residual = x if self.skip_scale == 1.0 else x * self.skip_scale
         if self.norm_inside:
             branch = self.post_norm(branch)
         branch = branch if self.branch_scale == 1.0 else branch * self.branch_scale
+        if self.combine is None and norm is not None:
+            return add_norm(residual, branch, norm)
         joined = residual + branch if self.combine is None else self.combine(residual, branch)
-        return joined if self.norm_inside else self.post_norm(joined)
+        return joined, joined if norm is None else norm(joined)
+
+    def _scale_norm(self, normed: Tensor) -> Tensor:
+        return normed if self.norm_scale == 1.0 else normed * self.norm_scale
 
 
 class Block(GradientCheckpointingLayer):
@@ -106,8 +123,8 @@ class Block(GradientCheckpointingLayer):
         if self.mlp_residual is None:
             output, routed = self._feed_forward(index_tokens(normed, token_indices))
             return self.attention_residual.join(x, branch + output), weights, routed
-        x = self.attention_residual.join(x, branch)
-        output, routed = self._feed_forward(self.mlp_residual.enter(x))
+        x, normed = self.attention_residual.join_and_enter(x, branch, self.mlp_residual)
+        output, routed = self._feed_forward(normed)
         return self.mlp_residual.join(x, output), weights, routed
 
     def _feed_forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -45,7 +45,7 @@ class GroupedLinear(Linear):
         return y if self.bias is None else y + self.bias
 
 
-def is_untouched(module: nn.Module, kind: type[nn.Linear] = Linear) -> bool:
-    """True for a linear layer without hooks, wrappers or subclassing, whose weights can be used without calling it."""
+def is_untouched(module: nn.Module, kind: type[nn.Module] = Linear) -> bool:
+    """True for a layer without hooks, wrappers or subclassing, whose weights can be used without calling it."""
     touched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     return type(module) is kind and not touched

@@ -15,6 +15,7 @@ from bertblocks.core.registry import Registry
 from bertblocks.nn.activation import get_activation
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.linear import GroupedLinear, Linear, is_untouched
+from bertblocks.nn.ops.gpu import own_kernels
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
 
@@ -95,6 +96,9 @@ class GLU(MLP):
         gate, value = up.chunk(2, dim=-1)
         if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
             return kernels.swiglu(gate, value)
+        own = own_kernels(self.kernel_backend, up)
+        if own is not None and self.activation_name in own.GLU_ACTIVATIONS:
+            return own.gated_unit(up, self.activation_name)
         return self.activation(gate) * value
 
     def fuses(self, x: Tensor) -> bool:

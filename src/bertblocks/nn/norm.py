@@ -12,7 +12,9 @@ from transformers import initialization as init
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
+from bertblocks.nn.linear import is_untouched
 from bertblocks.nn.numerics import add_epsilon, upcast
+from bertblocks.nn.ops.gpu import own_kernels
 from bertblocks.nn.ops.liger import liger
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ class LayerNorm(nn.LayerNorm):
 
     keys: ClassVar[dict[str, Key]] = {"norm_weight": WEIGHT}
 
-    def __init__(self, size: int, eps: float, bias: bool, weight: str = "scale") -> None:
+    def __init__(self, size: int, eps: float, bias: bool, kernel_backend: str = "torch", weight: str = "scale") -> None:
         super().__init__(size, eps=eps, bias=bias)
+        self.kernel_backend = kernel_backend
         self.is_one_plus = weight == "one_plus"
         if weight == "none":
             self.register_parameter("weight", None)
@@ -51,7 +54,7 @@ class LayerNorm(nn.LayerNorm):
 
     @classmethod
     def from_config(cls, config: BertBlocksConfig, size: int) -> Self:
-        return cls(size, config.norm_eps, config.norm_bias, config.norm_weight)
+        return cls(size, config.norm_eps, config.norm_bias, config.kernel_backend, config.norm_weight)
 
     def init_parameters(self, config: BertBlocksConfig) -> None:
         init_norm(self)
@@ -59,6 +62,12 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         weight = 1 + self.weight if self.is_one_plus else self.weight
         return F.layer_norm(x, self.normalized_shape, weight, self.bias, self.eps)
+
+    def add(self, kernels: Any, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + branch and its norm in one kernel, which autocast computes in fp32."""
+        weight = 1 + self.weight if self.is_one_plus else self.weight
+        dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else None
+        return kernels.add_norm(x, branch, weight, self.bias, self.eps, is_centred=True, dtype=dtype)
 
 
 @register_norm("deep")
@@ -114,6 +123,8 @@ class RMSNorm(nn.Module):
         weight = self.weight
         if weight is not None and not self.is_one_plus and (kernels := liger(self.kernel_backend, x)) is not None:
             normed = kernels.rms_norm(x, weight, self.eps)
+        elif (kernels := own_kernels(self.kernel_backend, x)) is not None:
+            return self.add(kernels, x, None)[1]
         else:
             precise = upcast(x)
             normed = precise * torch.rsqrt(add_epsilon(precise.square().mean(-1, keepdim=True), self.eps))
@@ -124,6 +135,13 @@ class RMSNorm(nn.Module):
             else:
                 normed = normed.to(x.dtype) * weight
         return normed if self.bias is None else normed + self.bias
+
+    def add(self, kernels: Any, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x + branch and its norm in one kernel."""
+        weight = 1 + upcast(self.weight) if self.is_one_plus and self.weight is not None else self.weight
+        rounds_first = not self.is_one_plus
+        joined, normed = kernels.add_norm(x, branch, weight, None, self.eps, False, rounds_first=rounds_first)
+        return joined, normed if self.bias is None else normed + self.bias
 
     def extra_repr(self) -> str:
         weight = ", weight=1 + w" if self.is_one_plus else ", weight=none" if self.weight is None else ""
@@ -182,6 +200,16 @@ class DynamicTanhNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         squashed = torch.tanh(self.alpha * x) * self.weight
         return squashed if self.bias is None else squashed + self.bias
+
+
+def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return x + branch and its norm, in one pass over memory where a kernel computes both."""
+    kernels = own_kernels(getattr(norm, "kernel_backend", "torch"), x)
+    is_plain = kernels is not None and any(is_untouched(norm, kind) for kind in (LayerNorm, DeepNorm, RMSNorm))
+    if is_plain and x.shape == branch.shape:
+        return norm.add(kernels, x, branch)  # type: ignore[operator]
+    joined = x + branch
+    return joined, norm(joined)
 
 
 def init_norm(norm: Any) -> None:

@@ -16,6 +16,7 @@ from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import nearest
 from bertblocks.nn.layout import SequenceLayout, is_capturing, to_device
 from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.gpu import own_kernels
 from bertblocks.nn.ops.rotary import apply_rotary
 from bertblocks.nn.position import BlockPosition, register_position
 
@@ -148,6 +149,7 @@ class RotaryPosition(BlockPosition):
         scaling: dict[str, Any] | None = None,
         max_positions: int = 512,
         frequency_dtype: torch.dtype = torch.float32,
+        kernel_backend: str = "torch",
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
@@ -158,6 +160,7 @@ class RotaryPosition(BlockPosition):
         self.scaling = scaling
         self.max_positions = max_positions
         self.frequency_dtype = frequency_dtype
+        self.kernel_backend = kernel_backend
         self._scaling_key = json.dumps(scaling, sort_keys=True)
 
     @classmethod
@@ -183,6 +186,7 @@ class RotaryPosition(BlockPosition):
             scaling=config.local_rope_scaling if is_local else config.rope_scaling,
             max_positions=config.max_position_embeddings,
             frequency_dtype=FREQUENCY_DTYPES[config.rope_frequency_dtype],
+            kernel_backend=config.kernel_backend,
         )
 
     def frequencies(self, length: int | None = None) -> tuple[Tensor, float]:
@@ -248,6 +252,8 @@ class RotaryPosition(BlockPosition):
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if (kernels := own_kernels(self.kernel_backend, x)) is not None:
+            return kernels.rotate(x, cos, sin, self.interleaved)
         if x.device.type == "cpu" and x.dtype == cos.dtype and not is_capturing():
             return apply_rotary(x, cos, sin, self.interleaved)
         part = upcast(x[..., : self.rotary_dim])

@@ -183,7 +183,7 @@ def choose_kernels(model: BertBlocksPreTrainedModel, recipe: Recipe, gpu: str) -
     choices = [KernelChoice("attention", _ranges(layers), *kind) for kind, layers in kinds.items()]
     every = _ranges(range(len(model.base_model.encoder.order)))
     why = why_not_whole_model(model, device, precision) if recipe.run.compile else "run.compile is false"
-    fused = "torch.compile, whole layers" if why is None else "Liger where it is installed and fits, torch otherwise"
+    fused = "torch.compile, whole layers" if why is None else "Liger where it is installed, own kernels, or torch"
     return [*choices, KernelChoice("norms, GLU, rotary", every, fused, why or "")]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertblocks.nn.backends.base import AttentionContext, AttentionPattern
-from bertblocks.nn.ops.gpu import FLASH_IMPLEMENTATIONS, Gpu
+from bertblocks.nn.ops.gpu import FLASH_IMPLEMENTATIONS, Gpu, why_not_triton
 
 #: flash-attn has ALiBi and deterministic gradients together since this version.
 FLASH_ATTN = (2, 4, 1)
@@ -99,10 +99,8 @@ def _why_not_flex(call: AttentionCall, gpu: Gpu) -> str | None:
         return "sdpa runs a layer without biases, sinks and global tokens, and compiles nothing for it"
     if call.has_key_mask:
         return "sdpa runs a batch that keeps its padding, in one call too"
-    if not gpu.has_triton:
-        return "Triton is not installed"
-    if not gpu.is_rocm and gpu.capability < (8, 0):
-        return f"Triton needs compute capability 8.0 or newer, and {gpu.name} has {gpu.write_capability()}"
+    if (reason := why_not_triton(gpu)) is not None:
+        return reason
     if call.dtype == torch.float64:
         return "it has no float64"
     if not 16 <= call.head_dim <= 256:

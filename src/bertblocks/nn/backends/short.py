@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from torch import Tensor
 
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext
 from bertblocks.nn.backends.graph import is_opaque
+from bertblocks.nn.backends.kernels import HALF
+from bertblocks.nn.ops.gpu import describe_gpu, why_not_triton
 
-LONGEST, LARGEST_HEAD = 128, 128
+LONGEST, LARGEST_HEAD = 128, 64
+#: The bytes of shared memory that the gradients of the longest sequences need, according to Triton's compiler.
+SHARED_MEMORY = 114_712
 
 
 def why_not_short(q: Tensor, context: AttentionContext) -> str | None:
     """Return why the kernel cannot run a call, or None if it can."""
-    if not q.is_cuda:
+    gpu = describe_gpu(q.device)
+    if gpu is None:
         return f"the model is on {q.device.type}, and Triton needs CUDA"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if context.layout.max_length > LONGEST:
-        return f"the batch has a sequence of {context.layout.max_length} tokens, and the kernel takes {LONGEST}"
+    if (reason := why_not_triton(gpu)) is not None:
+        return reason
+    if q.dtype not in HALF:
+        return f"the model computes in {str(q.dtype).removeprefix('torch.')}, and the kernel in float16 and bfloat16"
+    longest = LONGEST if gpu.shared_memory >= SHARED_MEMORY else LONGEST // 2
+    if context.layout.max_length > longest:
+        length = context.layout.max_length
+        return f"the batch has a sequence of {length} tokens, and the kernel takes {longest} on {gpu.name}"
     if q.shape[-1] > LARGEST_HEAD:
         return f"the head size is {q.shape[-1]}, and the kernel takes {LARGEST_HEAD}"
     if context.layout.key_mask is not None:

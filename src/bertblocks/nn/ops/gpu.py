@@ -7,8 +7,12 @@ import importlib.util
 import inspect
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
+from torch import Tensor
+
+from bertblocks.nn.layout import is_data_hidden
 
 #: The modules that torch's switch imports, the packages that have them, and the compute capabilities they run on.
 FLASH_IMPLEMENTATIONS = {
@@ -32,6 +36,8 @@ class Gpu:
     flash_attn: tuple[int, ...] | None = None
     has_flash_attn_4: bool = False
     has_triton: bool = True
+    #: The bytes of shared memory that one program may have.
+    shared_memory: int = 163 * 1024
 
     def write_capability(self) -> str:
         return f"{self.capability[0]}.{self.capability[1]}"
@@ -81,7 +87,33 @@ def _describe_gpu(device: torch.device, implementation: str) -> Gpu:
         flash_attn=installed_version("flash-attn"),
         has_flash_attn_4=installed_version("flash-attn-4") is not None,
         has_triton=importlib.util.find_spec("triton") is not None,
+        # AMD's GPUs have 64 KB, and torch does not say so
+        shared_memory=getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 * 1024),
     )
+
+
+def why_not_triton(gpu: Gpu) -> str | None:
+    """Return why Triton cannot run on a GPU, or None if it can."""
+    if not gpu.has_triton:
+        return "Triton is not installed"
+    if not gpu.is_rocm and gpu.capability < (8, 0):
+        return f"Triton needs compute capability 8.0 or newer, and {gpu.name} has {gpu.write_capability()}"
+    return None
+
+
+def own_kernels(kernel_backend: str, x: Tensor) -> Any:
+    """Return the module `ops/fused.py` if its kernels run for this tensor, else None.
+
+    While a graph is captured they do not, because compilers fuse these operations themselves.
+    """
+    if not x.is_cuda or kernel_backend == "torch" or x.dtype == torch.float64 or is_data_hidden(x):
+        return None
+    gpu = describe_gpu(x.device)
+    if gpu is None or why_not_triton(gpu) is not None:
+        return None
+    from bertblocks.nn.ops import fused
+
+    return fused
 
 
 def use_flash_implementation(name: str, gpu: Gpu | None) -> None:

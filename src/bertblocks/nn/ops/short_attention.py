@@ -19,15 +19,20 @@ LONGEST = 128
 
 
 @triton.jit
-def _offsets(start, head, HEADS: tl.constexpr, SIZE: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    rows = tl.arange(0, LENGTH).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    return ((start + rows)[:, None] * HEADS + head) * SIZE + columns[None, :]
+def _load(start, bounds, head, HEADS: tl.constexpr, SIZE: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One head of the program's sequence, the offsets of its numbers, and which of them exist."""
+    first = tl.load(bounds + tl.program_id(0)).to(tl.int64)
+    count = tl.load(bounds + tl.program_id(0) + 1) - first
+    rows, columns = tl.arange(0, LENGTH)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside = (rows < count) & (columns < SIZE)
+    offsets = ((first + rows) * HEADS + head) * SIZE + columns
+    return tl.load(start + offsets, mask=inside, other=0.0), offsets, inside
 
 
 @triton.jit
-def _weights(q, k, count, scale, reach, CAUSAL: tl.constexpr, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weights(q, k, bounds, scale, reach, CAUSAL: tl.constexpr, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """The softmax of one sequence and head. Rows past its end see themselves, so that no sum is 0."""
+    count = tl.load(bounds + tl.program_id(0) + 1) - tl.load(bounds + tl.program_id(0))
     rows = tl.arange(0, LENGTH)[:, None]
     columns = tl.arange(0, LENGTH)[None, :]
     visible = (columns < count) & (tl.abs(rows - columns) <= reach)
@@ -46,16 +51,11 @@ def _forward(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    start = tl.load(bounds + sequence).to(tl.int64)
-    count = tl.load(bounds + sequence + 1) - start
-    inside = (tl.arange(0, LENGTH)[:, None] < count) & (tl.arange(0, WIDTH)[None, :] < SIZE)
-    of_q = _offsets(start, head, HEADS, SIZE, LENGTH, WIDTH)
-    of_kv = _offsets(start, head // GROUPS, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
-    q = tl.load(q_start + of_q, mask=inside, other=0.0)
-    k = tl.load(k_start + of_kv, mask=inside, other=0.0)
-    v = tl.load(v_start + of_kv, mask=inside, other=0.0)
-    weights = _weights(q, k, count, scale, reach, CAUSAL, LENGTH)
+    head = tl.program_id(1)
+    q, of_q, inside = _load(q_start, bounds, head, HEADS, SIZE, LENGTH, WIDTH)
+    k, _of_k, inside = _load(k_start, bounds, head // GROUPS, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
+    v, _of_v, inside = _load(v_start, bounds, head // GROUPS, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
+    weights = _weights(q, k, bounds, scale, reach, CAUSAL, LENGTH)
     out = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     tl.store(out_start + of_q, out.to(v.dtype), mask=inside)
 
@@ -66,20 +66,16 @@ def _backward(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    start = tl.load(bounds + sequence).to(tl.int64)
-    count = tl.load(bounds + sequence + 1) - start
-    inside = (tl.arange(0, LENGTH)[:, None] < count) & (tl.arange(0, WIDTH)[None, :] < SIZE)
-    of_kv = _offsets(start, kv_head, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
-    k = tl.load(k_start + of_kv, mask=inside, other=0.0)
-    v = tl.load(v_start + of_kv, mask=inside, other=0.0)
+    kv_head = tl.program_id(1)
+    k, of_kv, inside = _load(k_start, bounds, kv_head, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
+    v, of_kv, inside = _load(v_start, bounds, kv_head, HEADS // GROUPS, SIZE, LENGTH, WIDTH)
     dk = tl.zeros((LENGTH, WIDTH), dtype=tl.float32)
     dv = tl.zeros((LENGTH, WIDTH), dtype=tl.float32)
     for group in range(GROUPS):
-        of_q = _offsets(start, kv_head * GROUPS + group, HEADS, SIZE, LENGTH, WIDTH)
-        q = tl.load(q_start + of_q, mask=inside, other=0.0)
-        gradient = tl.load(gradient_start + of_q, mask=inside, other=0.0)
-        weights = _weights(q, k, count, scale, reach, CAUSAL, LENGTH)
+        head = kv_head * GROUPS + group
+        q, of_q, inside = _load(q_start, bounds, head, HEADS, SIZE, LENGTH, WIDTH)
+        gradient, of_q, inside = _load(gradient_start, bounds, head, HEADS, SIZE, LENGTH, WIDTH)
+        weights = _weights(q, k, bounds, scale, reach, CAUSAL, LENGTH)
         of_weights = tl.dot(gradient, tl.trans(v), input_precision="ieee")
         of_scores = weights * (of_weights - tl.sum(weights * of_weights, axis=1)[:, None]) * scale
         dv += tl.dot(tl.trans(weights.to(v.dtype)), gradient, input_precision="ieee")
@@ -111,7 +107,8 @@ class ShortAttention(torch.autograd.Function):
         }
         ctx.save_for_backward(q, k, v, bounds)
         out = torch.empty_like(q)
-        _forward[len(bounds) - 1, heads](q, k, v, out, bounds, **ctx.options)
+        with torch.cuda.device_of(q):
+            _forward[len(bounds) - 1, heads](q, k, v, out, bounds, **ctx.options)
         return out
 
     @staticmethod
@@ -119,7 +116,8 @@ class ShortAttention(torch.autograd.Function):
         q, k, v, bounds = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         grid = (len(bounds) - 1, k.shape[1])
-        _backward[grid](gradient.contiguous(), q, k, v, dq, dk, dv, bounds, **ctx.options)
+        with torch.cuda.device_of(q):
+            _backward[grid](gradient.contiguous(), q, k, v, dq, dk, dv, bounds, **ctx.options)
         return dq, dk, dv, None, None, None, None, None
 
 
