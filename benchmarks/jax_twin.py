@@ -31,7 +31,7 @@ def jax_ragged(settings: Settings) -> Workload:
 
         def encode() -> Tensor:
             rows, places = pack_rows(texts, max(lengths))
-            found = np.asarray(model(**rows).last_hidden_state)
+            found = np.asarray(model(rows["input_ids"], segment_ids=rows["segment_ids"]).last_hidden_state)
             order = np.concatenate([found[row][rows["segment_ids"][row] == place + 1] for row, place in places])
             hidden = torch.zeros(*real.shape, order.shape[-1])
             hidden[real] = torch.from_numpy(order)

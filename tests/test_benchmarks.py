@@ -164,7 +164,7 @@ def test_contenders_that_differ_or_are_missing_are_listed_and_not_timed() -> Non
     assert found["absent"] == {"missing": "not installed: something"}
     assert [goal["reached"] is None for goal in result["goals"]] == [False, True]
     assert json.loads(json.dumps(result)) == result
-    groups = {"rows": {"small": result}, "stacks": {}, "shapes": {}, "accuracy": {}, "pretraining": {}}
+    groups = {**command.empty_run("command"), "rows": {"small": result}}
     assert command.disagreeing(groups) == ["small: wrong"]
     text = workload_sheet(result).to_markdown()
     assert "missing: not installed: something" in text

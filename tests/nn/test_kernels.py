@@ -1,6 +1,7 @@
 """The C kernels: attention against double precision, encoder layers against the modules they replace."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -188,11 +189,9 @@ def test_models_in_fp32_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 TRAINED_LENGTHS = [[1], [11, 12, 13, 0, 1], [31, 32, 33], [65, 256]]
 
 
-def gradients(
-    attend: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, above: torch.Tensor
-) -> list[torch.Tensor]:
+def gradients(attend: Any, qkv: Sequence[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
     """The output, and the gradients of q, k and v for that of the output."""
-    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    inputs = [x.detach().requires_grad_() for x in qkv]
     out = attend(*inputs)
     return [out, *torch.autograd.grad(out, inputs, above.to(out.dtype))]
 
@@ -204,10 +203,9 @@ def test_gradients(lengths: list[int], heads: int, kv_heads: int, size: int, hal
     q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
     above = torch.randn(q.shape).transpose(0, 1).contiguous().transpose(0, 1)  # strides that the kernel does not read
     call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
-    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.0, 0), q, k, v, above)
-    exact = gradients(
-        lambda *x: exact_attention(*x, lengths, half_window), *(x.double() for x in (q, k, v)), above.double()
-    )
+    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.0, 0), (q, k, v), above)
+    in_double = [x.double() for x in (q, k, v)]
+    exact = gradients(lambda q, k, v: exact_attention(q, k, v, lengths, half_window), in_double, above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
 
@@ -218,7 +216,8 @@ def test_gradients_of_bf16_are_those_of_fp32_rounded() -> None:
     above = torch.randn(q.shape).bfloat16()
     call = AttentionCall(lengths, 4, 2, 64, 0.125, None, in_bf16=True)
     attend = lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.2, 3)  # noqa: E731
-    found, exact = (gradients(attend, *inputs) for inputs in ((q, k, v, above), [x.float() for x in (q, k, v, above)]))
+    found = gradients(attend, (q, k, v), above)
+    exact = gradients(attend, [x.float() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == torch.bfloat16
         torch.testing.assert_close(one, other.bfloat16(), atol=0, rtol=2**-7)
@@ -268,17 +267,21 @@ def test_gradients_with_dropout_are_those_of_its_factors() -> None:
             outputs.append(torch.einsum("ihj,jhd->ihd", weights * factor[:, :, : len(query)], value))
         return torch.cat(outputs)
 
-    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, rate, seed), q, k, v, above)
-    exact = gradients(by_hand, *(x.double() for x in (q, k, v)), above)
+    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, rate, seed), (q, k, v), above)
+    exact = gradients(by_hand, [x.double() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
 
 
 def test_training_attends_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(
-        Kernel, "attention_gradients", lambda self, *x: calls.append(1) or [torch.ones_like(y) for y in x[:3]]
-    )
+    attention_gradients = Kernel.attention_gradients
+
+    def count(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        calls.append(arguments)
+        return attention_gradients(*arguments)
+
+    monkeypatch.setattr(Kernel, "attention_gradients", count)
     model = BertBlocksModel(tiny_config(num_hidden_layers=2, attention_backend="cpu"))
     model(torch.arange(5, 12), cu_seqlens=torch.tensor([0, 4, 7])).last_hidden_state.sum().backward()
     assert len(calls) == 2
