@@ -1,4 +1,4 @@
-"""Compiles the C kernels into wheels for x86-64 Linux, so that installed packages need no compiler.
+"""Compiles the C kernels into wheels for Linux on x86-64 and ARM, so that installed packages need no compiler.
 
 Without a compiler, and elsewhere, the wheel is pure Python: kernels are then compiled at first use, or torch computes.
 """
@@ -21,14 +21,15 @@ class KernelHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable" or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        if version == "editable" or platform.system() != "Linux":
             return
         sys.path.insert(0, str(ROOT / "src"))
         from bertblocks.core.c_library import CompileError, compile_source, library_name
         from bertblocks.nn.ops.targets import OPTIONS, TARGETS
 
         self.scratch = tempfile.TemporaryDirectory(prefix="bertblocks-")
-        for name, target in ((name, target) for name, targets in TARGETS.items() for target in targets):
+        machine = platform.machine()
+        for name, target in ((name, target) for name, of in TARGETS.items() for target in of.get(machine, {}).values()):
             source, options = ROOT / "src" / OPERATIONS / name, [*OPTIONS, *target.values()]
             try:
                 content, _ = compile_source(source, options, Path(self.scratch.name))
@@ -38,7 +39,7 @@ class KernelHook(BuildHookInterface):
             library = Path(self.scratch.name, library_name(source, options))
             library.write_bytes(content)
             build_data["force_include"][str(library)] = str(OPERATIONS / library.name)
-            build_data["pure_python"], build_data["tag"] = False, "py3-none-linux_x86_64"
+            build_data["pure_python"], build_data["tag"] = False, f"py3-none-linux_{machine}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "scratch"):

@@ -357,19 +357,43 @@ def test_a_damaged_checkpoint_raises(tmp_path: Path) -> None:
 
 def test_describe_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if HAS_KERNEL:
-        assert describe() == "int8: C kernel, AVX512-VNNI, 1 thread"
+        assert describe() == f"int8: C kernel, {next(iter(kernel.runnable_targets()))}, 1 thread"
     monkeypatch.setattr(kernel, "find_kernel", kernel.find_kernel.__wrapped__)
-    monkeypatch.setattr(kernel, "cpu_flags", lambda: {"avx512f", "avx2"})
-    assert describe().startswith("int8: torch, 1 thread (no C kernel: this CPU has no avx512_vnni, avx512bw")
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset({"sse2", "avx2"}))
+    assert describe() == "int8: torch, 1 thread (no C kernel: this CPU has no fma)"
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "riscv64")
+    assert describe() == "int8: torch, 1 thread (no C kernel: there is none for riscv64)"
 
 
 def test_describe_says_why_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "cpu_flags", lambda: set(kernel.TARGETS["int8.c"][-1]))
+    """Every target that the CPU has is tried."""
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx_vnni"}))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     error = kernel.find_kernel.__wrapped__()
     assert isinstance(error, KernelError)
-    assert "no C compiler" in str(error)
+    assert str(error) == "; ".join(f"{name}: no C compiler (cc, gcc, clang) was found" for name in ("AVX-VNNI", "AVX2"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "fastest"),
+    [
+        ("avx2 fma avx_vnni", "AVX-VNNI"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl", "AVX2"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni", "AVX512-VNNI"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", "AVX512-VNNI with bf16"),
+        ("avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_int8", "AMX"),
+    ],
+)
+def test_the_fastest_target_comes_first(monkeypatch: pytest.MonkeyPatch, flags: str, fastest: str) -> None:
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(kernel, "is_amx_broken", lambda: False)
+    assert next(iter(kernel.runnable_targets())) == fastest
+    monkeypatch.setattr(kernel, "is_amx_broken", lambda: True)
+    assert "AMX" not in kernel.runnable_targets()
 
 
 # ---------------------------------------------------------------------- folders and the command

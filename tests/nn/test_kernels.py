@@ -1,7 +1,10 @@
 """The C kernels: attention against double precision, encoder layers against the modules they replace."""
 
+import functools
 import math
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,18 +12,63 @@ import torch
 import torch.nn.functional as F
 
 from bertblocks import BertBlocksModel, SequenceLayout
+from bertblocks.core.c_library import CompileError, compile_source
 from bertblocks.nn import quantized
 from bertblocks.nn.backends import cpu
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
-from bertblocks.nn.ops.cpu import has_fast_bf16_products
-from bertblocks.nn.ops.int8 import AttentionCall, Kernel, KernelError, describe, find_kernel
+from bertblocks.nn.ops.int8 import SOURCE, AttentionCall, Kernel, KernelError, load_kernel, runnable_targets
+from bertblocks.nn.ops.targets import AVX512_VNNI, OPTIONS
 from bertblocks.nn.quantized import QuantizedBlock
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
-KERNEL = find_kernel()
-pytestmark = pytest.mark.skipif(not isinstance(KERNEL, Kernel), reason=describe())
-#: Around the sizes of a tile of queries (12), a panel (32), a block of keys (256) and a slab of queries (960).
-LENGTHS = [[1], [11, 12, 13], [31, 0, 32, 33], [255, 2, 257], [959, 961]]
+TARGETS = runnable_targets()
+#: Around the sizes of a tile of queries (6, 12), a panel (16, 32), a block of keys (256) and a slab of queries (960).
+LENGTHS = [[1], [5, 6, 7], [11, 12, 13], [15, 16, 17], [31, 0, 32, 33], [255, 2, 257], [959, 961]]
+
+
+#: Computes AMX' tiles in plain C.
+EMULATED_AMX = Path(__file__).with_name("emulated_amx.h")
+if "AVX512-VNNI" in TARGETS and "AMX" not in TARGETS:
+    TARGETS["emulated AMX"] = AVX512_VNNI
+
+
+@functools.cache
+def load(target: str) -> Kernel:
+    if target != "emulated AMX":
+        return load_kernel(target, TARGETS[target])
+    with tempfile.TemporaryDirectory() as folder:
+        options = [*OPTIONS, *AVX512_VNNI.values(), "-include", str(EMULATED_AMX)]
+        path = Path(folder, "emulated.so")
+        path.write_bytes(compile_source(SOURCE, options, Path(folder))[0])
+        return Kernel(path, target)
+
+
+@pytest.fixture(params=TARGETS or ["none"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """Every kernel whose instructions this CPU has, which models use meanwhile."""
+    if not TARGETS:
+        pytest.skip("no kernel runs on this CPU")
+    try:
+        found = load(request.param)
+    except (CompileError, OSError) as error:
+        pytest.skip(str(error))
+    for module in (cpu, quantized):
+        monkeypatch.setattr(module, "find_kernel", lambda: found)
+    return found
+
+
+@pytest.mark.parametrize("outputs", [1, 15, 17, 33, 64])
+@pytest.mark.parametrize("inputs", [1, 3, 63, 64, 130])
+@pytest.mark.parametrize("rows", [1, 6, 7, 13, 31, 33, 200])
+def test_products_are_exact(kernel: Kernel, rows: int, inputs: int, outputs: int) -> None:
+    """Weights and activations of whole numbers, which bytes hold exactly, so that only sums in fp32 could round."""
+    weight = torch.randint(-127, 128, (outputs, inputs))
+    x = torch.randint(-100, 156, (rows, inputs + 2))
+    x[:, 0], x[:, 1] = -100, 155  # the whole range of a byte in each row, so steps are 1
+    weight = torch.cat((torch.zeros(outputs, 2, dtype=torch.long), weight), dim=1)
+    packed = kernel.pack(weight.to(torch.int8), torch.full((outputs,), 0.5), torch.arange(outputs).float())
+    expected = (x @ weight.t()).double() / 2 + torch.arange(outputs)
+    torch.testing.assert_close(kernel.linear(x.float(), packed).double(), expected, atol=0, rtol=2e-7)
 
 
 def exact_attention(
@@ -47,28 +95,29 @@ def make_qkv(tokens: int, heads: int, kv_heads: int, size: int) -> tuple[torch.T
 @pytest.mark.parametrize("half_window", [None, 0, 5, 64])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32), (2, 1, 7), (1, 1, 256)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_attention(lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None) -> None:
+def test_attention(
+    kernel: Kernel, lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None
+) -> None:
     q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
     exact = exact_attention(q, k, v, lengths, half_window)
     call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
-    torch.testing.assert_close(KERNEL.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(kernel.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.skipif(not has_fast_bf16_products(), reason="this CPU has no fast products in bf16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 32, 7])
 @pytest.mark.parametrize("half_window", [None, 20])
-def test_attention_in_bf16(half_window: int | None, size: int, dtype: torch.dtype) -> None:
+def test_attention_in_bf16(kernel: Kernel, half_window: int | None, size: int, dtype: torch.dtype) -> None:
     lengths = [1, 300, 33]
     q, k, v = (x.to(dtype) for x in make_qkv(sum(lengths), 4, 2, size))
     exact = exact_attention(q, k, v, lengths, half_window)
     call = AttentionCall(lengths, 4, 2, size, size**-0.5, half_window, in_bf16=True)
-    out = KERNEL.attention(q, k, v, call)
+    out = kernel.attention(q, k, v, call)
     assert out.dtype == dtype
     assert (out.double() - exact).square().mean().sqrt() < 2**-8 * exact.square().mean().sqrt()
 
 
-def test_attention_rotates() -> None:
+def test_attention_rotates(kernel: Kernel) -> None:
     lengths, rotary = [5, 40], 24
     q, k, v = make_qkv(sum(lengths), 2, 1, 32)
     angles = torch.rand(sum(lengths), 1, rotary // 2) * 6
@@ -80,28 +129,27 @@ def test_attention_rotates() -> None:
 
     call = AttentionCall(lengths, 2, 1, 32, 32**-0.5, None, False, (torch.cat((cos, cos), dim=-1), sin))
     exact = exact_attention(rotate(q), rotate(k), v, lengths, None)
-    torch.testing.assert_close(KERNEL.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(kernel.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("in_bf16", [False, pytest.param(True, marks=pytest.mark.skipif(
-    not has_fast_bf16_products(), reason="this CPU has no fast products in bf16"))])  # fmt: skip
-def test_attention_keeps_nan_in_its_sequence(in_bf16: bool, bad: float) -> None:
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_attention_keeps_nan_in_its_sequence(kernel: Kernel, in_bf16: bool, bad: float) -> None:
     lengths = [20, 7, 300]
     for part in range(3):
         q, k, v = make_qkv(sum(lengths), 2, 2, 16)
         call = AttentionCall(lengths, 2, 2, 16, 0.25, None, in_bf16)
-        before = KERNEL.attention(q, k, v, call)
+        before = kernel.attention(q, k, v, call)
         (q, k, v)[part][22] = bad
-        after = KERNEL.attention(q, k, v, call)
+        after = kernel.attention(q, k, v, call)
         assert not after[22].isfinite().all()
         assert torch.equal(torch.cat((after[:20], after[27:])), torch.cat((before[:20], before[27:])))
 
 
-def test_large_scores_do_not_overflow() -> None:
+def test_large_scores_do_not_overflow(kernel: Kernel) -> None:
     q, k, v = make_qkv(300, 1, 1, 16)
     call = AttentionCall([300], 1, 1, 16, 1.0, None, in_bf16=False)
-    out = KERNEL.attention(q * 1e4, k * 1e4, v, call)
+    out = kernel.attention(q * 1e4, k * 1e4, v, call)
     best = torch.einsum("ihd,jhd->ij", q, k).argmax(dim=1)
     torch.testing.assert_close(out, v[best])
 
@@ -117,7 +165,7 @@ MODELS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", MODELS, ids=str)
-def test_layer_equals_its_modules(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_equals_its_modules(kernel: Kernel, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 the kernel differs from the modules only where a rounded byte does."""
     monkeypatch.setattr(quantized, "has_fast_bf16_products", lambda: False)
     model = BertBlocksModel(tiny_config(**options)).quantize("int8")
@@ -132,7 +180,7 @@ def test_layer_equals_its_modules(options: dict[str, Any], monkeypatch: pytest.M
     assert F.cosine_similarity(fused, modules).min() > 0.9995
 
 
-def test_layer_does_not_depend_on_other_texts_or_threads() -> None:
+def test_layer_does_not_depend_on_other_texts_or_threads(kernel: Kernel) -> None:
     model = BertBlocksModel(tiny_config(num_hidden_layers=2)).quantize("int8")
     texts = ragged_ids([50, 3, 64, 20, 61])
     ids, mask = pad_ids(texts)
@@ -148,7 +196,7 @@ def test_layer_does_not_depend_on_other_texts_or_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def test_layer_of_selected_tokens() -> None:
+def test_layer_of_selected_tokens(kernel: Kernel) -> None:
     encoder = BertBlocksModel(tiny_config(num_hidden_layers=1)).quantize("int8").encoder
     layout = SequenceLayout.from_cu_seqlens(torch.tensor([0, 5, 45]), (45,))
     x, chosen = torch.randn(45, 32), torch.tensor([44, 0, 7])
@@ -159,7 +207,7 @@ def test_layer_of_selected_tokens() -> None:
             encoder(x, layout, token_indices=torch.tensor([45]))
 
 
-def test_layer_follows_new_weights_and_hooks() -> None:
+def test_layer_follows_new_weights_and_hooks(kernel: Kernel) -> None:
     model = BertBlocksModel(tiny_config(num_hidden_layers=1)).quantize("int8")
     ids = torch.randint(1, 60, (1, 9))
     with torch.inference_mode():
@@ -174,7 +222,7 @@ def test_layer_follows_new_weights_and_hooks() -> None:
     assert calls
 
 
-def test_models_in_fp32_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_in_fp32_use_the_kernel(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     model = BertBlocksModel(tiny_config(block_pos_enc_kind="rope")).eval()
     ids, mask = pad_ids(ragged_ids([7, 50]))
     with torch.inference_mode():
@@ -199,23 +247,25 @@ def gradients(attend: Any, qkv: Sequence[torch.Tensor], above: torch.Tensor) -> 
 @pytest.mark.parametrize("half_window", [None, 0, 5, 40])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32), (3, 1, 7), (1, 1, 256)])
 @pytest.mark.parametrize("lengths", TRAINED_LENGTHS, ids=str)
-def test_gradients(lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None) -> None:
+def test_gradients(
+    kernel: Kernel, lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None
+) -> None:
     q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
     above = torch.randn(q.shape).transpose(0, 1).contiguous().transpose(0, 1)  # strides that the kernel does not read
     call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
-    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.0, 0), (q, k, v), above)
+    found = gradients(lambda *x: CompiledAttention.apply(*x, kernel, call, 0.0, 0), (q, k, v), above)
     in_double = [x.double() for x in (q, k, v)]
     exact = gradients(lambda q, k, v: exact_attention(q, k, v, lengths, half_window), in_double, above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
 
 
-def test_gradients_of_bf16_are_those_of_fp32_rounded() -> None:
+def test_gradients_of_bf16_are_those_of_fp32_rounded(kernel: Kernel) -> None:
     lengths = [7, 40, 33]
     q, k, v = (x.bfloat16() for x in make_qkv(sum(lengths), 4, 2, 64))
     above = torch.randn(q.shape).bfloat16()
     call = AttentionCall(lengths, 4, 2, 64, 0.125, None, in_bf16=True)
-    attend = lambda *x: CompiledAttention.apply(*x, KERNEL, call, 0.2, 3)  # noqa: E731
+    attend = lambda *x: CompiledAttention.apply(*x, kernel, call, 0.2, 3)  # noqa: E731
     found = gradients(attend, (q, k, v), above)
     exact = gradients(attend, [x.float() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
@@ -223,7 +273,7 @@ def test_gradients_of_bf16_are_those_of_fp32_rounded() -> None:
         torch.testing.assert_close(one, other.bfloat16(), atol=0, rtol=2**-7)
 
 
-def read_factors(lengths: list[int], heads: int, rate: float, seed: int) -> torch.Tensor:
+def read_factors(kernel: Kernel, lengths: list[int], heads: int, rate: float, seed: int) -> torch.Tensor:
     """The factors that dropout puts on the weights: with one-hot values the output is the weights themselves."""
     tokens, size = sum(lengths), max(lengths)
     one_hot = (
@@ -231,13 +281,13 @@ def read_factors(lengths: list[int], heads: int, rate: float, seed: int) -> torc
     )
     equal = torch.zeros(tokens, heads, size)
     call = AttentionCall(lengths, heads, heads, size, 1.0, None, in_bf16=False)
-    weights = KERNEL.attention_with_dropout(equal, equal, one_hot, call, rate, seed)
+    weights = kernel.attention_with_dropout(equal, equal, one_hot, call, rate, seed)
     return weights * torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))[:, None, None]
 
 
-def test_dropout_is_reproducible_and_has_its_rate() -> None:
+def test_dropout_is_reproducible_and_has_its_rate(kernel: Kernel) -> None:
     lengths, rate = [60, 64, 50], 0.25
-    factors, again, other = (read_factors(lengths, 8, rate, seed) for seed in (5, 5, 6))
+    factors, again, other = (read_factors(kernel, lengths, 8, rate, seed) for seed in (5, 5, 6))
     assert torch.equal(factors, again)
     seen = torch.cat([torch.arange(64).expand(length, 64) < length for length in lengths])[:, None].expand(-1, 8, -1)
     values, count = factors[seen], int(seen.sum())
@@ -254,10 +304,10 @@ def test_dropout_is_reproducible_and_has_its_rate() -> None:
         assert abs(float(correlation)) < 4 / math.sqrt(one.numel())
 
 
-def test_gradients_with_dropout_are_those_of_its_factors() -> None:
+def test_gradients_with_dropout_are_those_of_its_factors(kernel: Kernel) -> None:
     lengths, heads, rate, seed = [20, 7, 33], 2, 0.3, 11
     q, k, v = make_qkv(60, heads, heads, 33)
-    above, factors = torch.randn(q.shape), read_factors(lengths, heads, rate, seed)
+    above, factors = torch.randn(q.shape), read_factors(kernel, lengths, heads, rate, seed)
     call = AttentionCall(lengths, heads, heads, 33, 0.2, None, in_bf16=False)
 
     def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -267,13 +317,13 @@ def test_gradients_with_dropout_are_those_of_its_factors() -> None:
             outputs.append(torch.einsum("ihj,jhd->ihd", weights * factor[:, :, : len(query)], value))
         return torch.cat(outputs)
 
-    found = gradients(lambda *x: CompiledAttention.apply(*x, KERNEL, call, rate, seed), (q, k, v), above)
+    found = gradients(lambda *x: CompiledAttention.apply(*x, kernel, call, rate, seed), (q, k, v), above)
     exact = gradients(by_hand, [x.double() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
 
 
-def test_training_attends_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_attends_in_the_kernel(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     attention_gradients = Kernel.attention_gradients
 

@@ -29,7 +29,7 @@ OWN_LIMITS = {TRIM: 2**26, ALONE: 2**25}
 @cache
 def cpu_info() -> dict[str, str]:
     """The first processor's entries in /proc/cpuinfo; empty where that file does not exist."""
-    if platform.machine() not in ("x86_64", "AMD64") or not CPUINFO.is_file():
+    if platform.machine() not in ("x86_64", "AMD64", "aarch64") or not CPUINFO.is_file():
         return {}
     first = CPUINFO.read_text(encoding="utf-8").split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
@@ -37,7 +37,9 @@ def cpu_info() -> dict[str, str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    return frozenset(cpu_info().get("flags", "").split())
+    """The instruction sets by Linux' names: x86's flags or ARM's features."""
+    info = cpu_info()
+    return frozenset((info.get("flags") or info.get("Features", "")).split())
 
 
 def is_intel() -> bool:

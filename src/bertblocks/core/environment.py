@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Libraries whose versions can change a result.
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 #: Instructions that decide which kernels run.
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")
+INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp")
 
 
 def describe_machine() -> dict[str, str | int]:

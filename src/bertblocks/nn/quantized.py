@@ -88,11 +88,10 @@ class QuantizedLinear(nn.Module):
         layer.bias = linear.bias.detach().float() if has_bias else None
         return layer
 
-    @property
-    def packed(self) -> PackedLayer:
-        """The weights in the kernel's memory order, packed at first use."""
+    def packed(self, kernel: Kernel) -> PackedLayer:
+        """Return the weights in the kernel's memory order, packed at first use."""
         if self._packed is None:
-            self._packed = PackedLayer(self.weight, self.weight_scale, self.bias)
+            self._packed = kernel.pack(self.weight, self.weight_scale, self.bias)
         return self._packed
 
     def rows(self, x: Tensor) -> Tensor:
@@ -107,7 +106,7 @@ class QuantizedLinear(nn.Module):
         if kernel is None:
             out = multiply(rows, self.weight, self.weight_scale.float(), self.bias)
         else:
-            out = kernel.linear(rows, self.packed)
+            out = kernel.linear(rows, self.packed(kernel))
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -171,7 +170,7 @@ class QuantizedMLP(nn.Module):
                 return down(self.activation(gate) * value)
             return down(self.activation(hidden))
         activation = KERNEL_ACTIVATIONS[type(self.activation)]
-        out = kernel.mlp(up.rows(x), up.packed, down.packed, activation, self.gated)
+        out = kernel.mlp(up.rows(x), up.packed(kernel), down.packed(kernel), activation, self.gated)
         return out.view(*x.shape[:-1], down.out_features).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -201,8 +200,8 @@ class QuantizedBlock(Block):
         return is_quantized and attention.is_plain and all(_is_plain(residual) for residual in residuals)
 
     def forward(self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None) -> LayerOutput:
-        packed = self._pack() if self._is_fusible(x, context) else None
-        kernel = None if packed is None else usable_kernel(x)
+        kernel = usable_kernel(x) if self._is_fusible(x, context) else None
+        packed = None if kernel is None else self._pack(kernel)
         if packed is None or kernel is None:
             return super().forward(x, context, token_indices)
         if token_indices is not None:
@@ -218,7 +217,7 @@ class QuantizedBlock(Block):
             return False
         return not (x.requires_grad and torch.is_grad_enabled())
 
-    def _pack(self) -> PackedEncoderLayer | None:
+    def _pack(self, kernel: Kernel) -> PackedEncoderLayer | None:
         """Return the layer for the kernel, packed again after its weights were replaced; None if hooks want to run."""
         attention, mlp = self.attention, self.mlp
         layers = attention.qkv, attention.out, mlp.up, mlp.down
@@ -229,7 +228,7 @@ class QuantizedBlock(Block):
         if not all(type(layer) is QuantizedLinear for layer in layers):
             return None
         described = [_describe_norm(norm) for norm in norms]
-        parts = [layer.packed for layer in layers]  # type: ignore[union-attr]
+        parts = [layer.packed(kernel) for layer in layers]  # type: ignore[union-attr]
         key = (*parts, *(value for norm in described for value in norm[:2]))
         if self._packed is None or any(old is not new for old, new in zip(self._packed[0], key, strict=True)):
             activation = KERNEL_ACTIVATIONS[type(mlp.activation)]  # type: ignore[index,arg-type]

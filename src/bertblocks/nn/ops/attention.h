@@ -1,7 +1,7 @@
 /* softmax(q k^T) v over ragged sequences, blocks of keys at a time, so that no score leaves the caches.
  *
  * A number of a product is a unit of 32 bits: one fp32 number, or a pair of bf16 numbers where the CPU multiplies
- * those. Queries stay rows of units; keys are packed as [keys / 32][units][32], and values as [size / 32][units][32],
+ * those. Queries stay rows of units; keys are packed as panels [units][PANEL], and values too,
  * where a unit holds a pair of keys. Both products then broadcast a unit of a row and read two vectors. */
 
 #pragma once
@@ -24,9 +24,15 @@ typedef struct {
     int32_t heads, kv_heads, size;
     int32_t half_window; /* -1 if all keys are seen */
     int32_t is_bf16;     /* the memory of q, k, v and out */
-    int32_t in_bf16;     /* the units of the products */
+    int32_t in_bf16;     /* the units of the products, where the CPU multiplies bf16 */
     float scale;
 } Attention;
+
+#ifdef HAS_BF16
+#define IN_BF16(call) ((call)->in_bf16)
+#else
+#define IN_BF16(call) 0
+#endif
 
 typedef struct {
     float *queries, *keys, *values; /* units */
@@ -48,7 +54,7 @@ static void take_scratch(Memory *memory, Scratch *scratch, const Attention *call
     scratch->sums = take_floats(memory, rows * padded);
     scratch->highest = take_floats(memory, rows);
     scratch->totals = take_floats(memory, rows);
-    scratch->units = call->in_bf16 ? (call->size + 1) / 2 : call->size;
+    scratch->units = IN_BF16(call) ? (call->size + 1) / 2 : call->size;
     scratch->padded = padded;
 }
 
@@ -58,66 +64,43 @@ static void take_scratch(Memory *memory, Scratch *scratch, const Attention *call
 static void read_head(const Attention *call, const void *from, int64_t at, int64_t token, float scale, float *to) {
     const int64_t half = call->rotary / 2;
     for (int64_t i = 0; i < round_up(call->size, PANEL); i += 16) {
-        __m512 x = load(from, at + i, tail_mask(call->size - i), call->is_bf16);
-        _mm512_storeu_ps(to + i, _mm512_mul_ps(x, _mm512_set1_ps(scale)));
+        floats x = load(from, at + i, part_of(call->size - i), call->is_bf16);
+        v_store(to + i, v_mul(x, v_set(scale)));
     }
     if (!half) return;
     token += call->origin;
     const float *cos = call->cos + token * call->rotary, *sin = call->sin + token * half;
     for (int64_t i = 0; i < half; i += 16) {
-        __mmask16 mask = tail_mask(half - i);
-        __m512 a = _mm512_maskz_loadu_ps(mask, to + i), b = _mm512_maskz_loadu_ps(mask, to + half + i);
-        __m512 c = _mm512_maskz_loadu_ps(mask, cos + i), s = _mm512_maskz_loadu_ps(mask, sin + i);
-        _mm512_mask_storeu_ps(to + i, mask, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
-        _mm512_mask_storeu_ps(to + half + i, mask, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+        const part left = part_of(half - i);
+        floats a = v_load_part(to + i, left), b = v_load_part(to + half + i, left);
+        floats c = v_load_part(cos + i, left), s = v_load_part(sin + i, left);
+        v_store_part(to + i, v_fnma(b, s, v_mul(a, c)), left);
+        v_store_part(to + half + i, v_fma(a, s, v_mul(b, c)), left);
     }
 }
 
 /* sixteen units from 16 fp32 numbers, or from 32 that become pairs of bf16 */
-INLINE __m512 to_units(const float *from, int in_bf16) {
-#ifdef __AVX512BF16__
-    if (in_bf16) return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
+INLINE floats to_units(const float *from, int in_bf16) {
+#ifdef HAS_BF16
+    if (in_bf16) return to_bf16_pairs(v_load(from), v_load(from + 16));
 #endif
-    return _mm512_loadu_ps(from);
-}
-
-/* 16 x 16 units, from rows to columns */
-static void transpose(__m512 rows[16]) {
-    __m512 pairs[16];
-    for (int i = 0; i < 16; i += 2) {
-        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m512d low = _mm512_castps_pd(pairs[i + j]), high = _mm512_castps_pd(pairs[i + j + 2]);
-            rows[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            rows[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-        }
-    for (int i = 0; i < 4; i++) {
-        __m512 a = _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0x88), b = _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0xDD);
-        __m512 c = _mm512_shuffle_f32x4(rows[i + 8], rows[i + 12], 0x88);
-        __m512 d = _mm512_shuffle_f32x4(rows[i + 8], rows[i + 12], 0xDD);
-        pairs[i] = _mm512_shuffle_f32x4(a, c, 0x88), pairs[i + 8] = _mm512_shuffle_f32x4(a, c, 0xDD);
-        pairs[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88), pairs[i + 12] = _mm512_shuffle_f32x4(b, d, 0xDD);
-    }
-    for (int i = 0; i < 16; i++) rows[i] = pairs[i];
+    return v_load(from);
 }
 
 /* Sixteen keys, beginning with the given one; those after the sequence are zeros. */
 static void pack_keys(const Attention *call, const Scratch *scratch, int64_t first, int64_t count, int64_t head,
                       float *to) {
     float row[16][LARGEST];
-    const int64_t width = call->in_bf16 ? 32 : 16;
+    const int64_t width = IN_BF16(call) ? 32 : 16;
     for (int64_t i = 0; i < smaller(count, 16); i++)
         read_head(call, call->k, (first + i) * call->k_stride + head * call->size, first + i, 1.0f, row[i]);
     for (int64_t unit = 0; unit < scratch->units; unit += 16) {
-        __m512 rows[16];
+        floats rows[16];
         for (int64_t i = 0; i < 16; i++)
-            rows[i] = i < count ? to_units(row[i] + unit / 16 * width, call->in_bf16) : _mm512_setzero_ps();
+            rows[i] = i < count ? to_units(row[i] + unit / 16 * width, IN_BF16(call)) : v_zero();
         transpose(rows);
         for (int64_t i = 0; i < smaller(16, scratch->units - unit); i++)
-            _mm512_store_ps(to + (unit + i) * PANEL, rows[i]);
+            v_store(to + (unit + i) * PANEL, rows[i]);
     }
 }
 
@@ -126,18 +109,18 @@ static void pack_values(const Attention *call, int64_t first, int64_t count, int
                         int64_t panel_units) {
     const int64_t at = first * call->v_stride + head * call->size;
     for (int64_t i = 0; i < round_up(call->size, PANEL); i += 16) {
-        __mmask16 mask = tail_mask(call->size - i);
-        __m512 x = load(call->v, at + i, count > 0 ? mask : 0, call->is_bf16);
-        if (call->in_bf16) {
-            __m512 next = load(call->v, at + call->v_stride + i, count > 1 ? mask : 0, call->is_bf16);
-            x = _mm512_castsi512_ps(_mm512_or_si512(to_bf16(x), _mm512_slli_epi32(to_bf16(next), 16)));
+        const int64_t left = call->size - i;
+        floats x = load(call->v, at + i, part_of(count > 0 ? left : 0), call->is_bf16);
+        if (IN_BF16(call)) {
+            floats next = load(call->v, at + call->v_stride + i, part_of(count > 1 ? left : 0), call->is_bf16);
+            x = from_bits(i_or(to_bf16(x), i_shift_left(to_bf16(next), 16)));
         }
-        _mm512_store_ps(to + i / PANEL * panel_units * PANEL + i % PANEL, x);
+        v_store(to + i / PANEL * panel_units * PANEL + i % PANEL, x);
     }
 }
 
 static void pack_block(const Attention *call, const Scratch *scratch, int64_t first, int64_t count, int64_t head) {
-    const int64_t step = call->in_bf16 ? 2 : 1, padded = round_up(count, PANEL);
+    const int64_t step = IN_BF16(call) ? 2 : 1, padded = round_up(count, PANEL);
     for (int64_t key = 0; key < padded; key += 16)
         pack_keys(call, scratch, first + key, count - key, head,
                   scratch->keys + key / PANEL * scratch->units * PANEL + key % PANEL);
@@ -147,38 +130,37 @@ static void pack_block(const Attention *call, const Scratch *scratch, int64_t fi
 
 /* ---------------------------------------------------------------- products */
 
-INLINE __m512 add_unit(__m512 sum, __m512 unit, __m512 column, int in_bf16) {
-#ifdef __AVX512BF16__
-    if (in_bf16) {
-        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(column));
-        return sum;
-    }
+INLINE floats add_unit(floats sum, floats unit, floats column, int in_bf16) {
+#ifdef HAS_BF16
+    if (in_bf16) return add_bf16_products(sum, unit, column);
 #endif
-    return _mm512_fmadd_ps(unit, column, sum);
+    return v_fma(unit, column, sum);
 }
 
 /* out = rows x panel, or out * factors + rows x panel */
 INLINE void panel_tile(int count, int in_bf16, const float *rows, int64_t stride, const float *panel, int64_t units,
                        float *out, int64_t out_stride, const float *factors) {
-    __m512 sums[TILE_ROWS][2];
+    floats sums[TILE_ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < count; r++)
-        for (int half = 0; half < 2; half++)
-            sums[r][half] = factors ? _mm512_mul_ps(_mm512_loadu_ps(out + r * out_stride + half * 16),
-                                                    _mm512_set1_ps(factors[r]))
-                                    : _mm512_setzero_ps();
+#pragma GCC unroll 2
+        for (int i = 0; i < VECTORS; i++)
+            sums[r][i] = factors ? v_mul(v_load(out + r * out_stride + i * 16), v_set(factors[r])) : v_zero();
     for (int64_t k = 0; k < units; k++) {
-        __m512 left = _mm512_load_ps(panel + k * PANEL), right = _mm512_load_ps(panel + k * PANEL + 16);
+        floats columns[VECTORS];
+#pragma GCC unroll 2
+        for (int i = 0; i < VECTORS; i++) columns[i] = v_load(panel + k * PANEL + i * 16);
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++) {
-            __m512 unit = _mm512_set1_ps(rows[r * stride + k]);
-            sums[r][0] = add_unit(sums[r][0], unit, left, in_bf16);
-            sums[r][1] = add_unit(sums[r][1], unit, right, in_bf16);
+            const floats unit = v_set(rows[r * stride + k]);
+#pragma GCC unroll 2
+            for (int i = 0; i < VECTORS; i++) sums[r][i] = add_unit(sums[r][i], unit, columns[i], in_bf16);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < count; r++)
-        for (int half = 0; half < 2; half++) _mm512_storeu_ps(out + r * out_stride + half * 16, sums[r][half]);
+#pragma GCC unroll 2
+        for (int i = 0; i < VECTORS; i++) v_store(out + r * out_stride + i * 16, sums[r][i]);
 }
 
 static void panel_product(int count, int in_bf16, const float *rows, int64_t stride, const float *panel, int64_t units,
@@ -187,8 +169,7 @@ static void panel_product(int count, int in_bf16, const float *rows, int64_t str
 #define PANEL_CASE(n)                                                                                  \
     case 2 * n: panel_tile(n, 0, rows, stride, panel, units, out, out_stride, factors); break;         \
     case 2 * n + 1: panel_tile(n, 1, rows, stride, panel, units, out, out_stride, factors); break;
-        PANEL_CASE(1) PANEL_CASE(2) PANEL_CASE(3) PANEL_CASE(4) PANEL_CASE(5) PANEL_CASE(6)
-        PANEL_CASE(7) PANEL_CASE(8) PANEL_CASE(9) PANEL_CASE(10) PANEL_CASE(11) PANEL_CASE(12)
+        EACH_TILE(PANEL_CASE)
     }
 }
 
@@ -198,33 +179,32 @@ static void panel_product(int count, int in_bf16, const float *rows, int64_t str
  * was summed before. Columns outside get 0. */
 static float weigh(float *scores, int64_t columns, int64_t low, int64_t high, float *highest, float *total,
                    int in_bf16) {
-    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    floats most = v_set(-INFINITY), sum = v_zero();
     for (int64_t i = larger(0, low) / 16 * 16; i < high; i += 16) {
-        __mmask16 mask = tail_mask(high - i) & ~tail_mask(low - i);
-        most = _mm512_mask_max_ps(most, mask, most, _mm512_load_ps(scores + i));
+        most = max_where(lanes_between(low - i, high - i), most, v_load(scores + i));
     }
-    const float before = *highest, now = fmaxf(before, _mm512_reduce_max_ps(most));
-    const __m512 shift = _mm512_set1_ps(now);
-    for (int64_t i = 0; i < columns; i += 32) { /* in steps of two vectors, which become one of pairs */
-        __m512 parts[2];
+    const float before = *highest, now = fmaxf(before, v_most(most));
+    const floats shift = v_set(now);
+    for (int64_t i = 0; i < columns; i += 32) { /* two vectors at a time, which become one of pairs */
+        floats parts[2];
         for (int half = 0; half < 2; half++) {
-            int64_t at = i + half * 16;
-            __mmask16 mask = tail_mask(high - at) & ~tail_mask(low - at);
-            parts[half] = _mm512_maskz_mov_ps(mask, exp2_vector(_mm512_sub_ps(_mm512_load_ps(scores + at), shift)));
-            sum = _mm512_add_ps(sum, parts[half]);
+            const int64_t at = i + half * 16;
+            const lanes seen = lanes_between(low - at, high - at);
+            parts[half] = keep(seen, exp2_vector(v_sub(v_load(scores + at), shift)));
+            sum = v_add(sum, parts[half]);
         }
-#ifdef __AVX512BF16__
+#ifdef HAS_BF16
         if (in_bf16) {
-            _mm512_store_ps(scores + i / 2, (__m512)_mm512_cvtne2ps_pbh(parts[1], parts[0]));
+            v_store(scores + i / 2, to_bf16_pairs(parts[0], parts[1]));
             continue;
         }
 #endif
-        _mm512_store_ps(scores + i, parts[0]);
-        _mm512_store_ps(scores + i + 16, parts[1]);
+        v_store(scores + i, parts[0]);
+        v_store(scores + i + 16, parts[1]);
     }
     const float factor = before == -INFINITY ? 0.0f : exp2f(before - now);
     *highest = now;
-    *total = *total * factor + _mm512_reduce_add_ps(sum);
+    *total = *total * factor + v_sum(sum);
     return factor;
 }
 
@@ -255,27 +235,27 @@ static void attend_tile(const Attention *call, const Scratch *scratch, const Tas
     const float *rows = scratch->queries + row * units;
     float *scores = scratch->scores, factors[TILE_ROWS];
     for (int64_t at = 0; at < columns; at += PANEL)
-        panel_product(count, call->in_bf16, rows, units, scratch->keys + (skipped + at) * units, units, scores + at,
+        panel_product(count, IN_BF16(call), rows, units, scratch->keys + (skipped + at) * units, units, scores + at,
                       KEYS, NULL);
     for (int64_t r = 0; r < count; r++) {
         const int64_t end = smaller(end_key(call, task, query + r), block + block_keys) - block;
         factors[r] = weigh(scores + r * KEYS, columns, first_key(call, query + r) - block - skipped, end - skipped,
-                           scratch->highest + row + r, scratch->totals + row + r, call->in_bf16);
+                           scratch->highest + row + r, scratch->totals + row + r, IN_BF16(call));
     }
-    const int64_t step = call->in_bf16 ? 2 : 1, panel = round_up(block_keys, PANEL) / step * PANEL;
+    const int64_t step = IN_BF16(call) ? 2 : 1, panel = round_up(block_keys, PANEL) / step * PANEL;
     const int is_first = first_key(call, query) >= block;
     const int is_last = end_key(call, task, query + count - 1) <= block + block_keys;
     float *sums = scratch->sums + row * scratch->padded;
     for (int64_t at = 0; at < scratch->padded; at += PANEL)
-        panel_product(count, call->in_bf16, scores, KEYS, scratch->values + at / PANEL * panel + skipped / step * PANEL,
+        panel_product(count, IN_BF16(call), scores, KEYS, scratch->values + at / PANEL * panel + skipped / step * PANEL,
                       columns / step, sums + at, scratch->padded, is_first ? NULL : factors);
     if (!is_last) return;
     for (int64_t r = 0; r < count; r++) {
         const int64_t to = (task->start + query + r) * call->out_stride + task->head * call->size;
-        const __m512 share = _mm512_set1_ps(1.0f / scratch->totals[row + r]);
+        const floats share = v_set(1.0f / scratch->totals[row + r]);
         for (int64_t i = 0; i < call->size; i += 16) {
-            __m512 x = _mm512_mul_ps(_mm512_loadu_ps(sums + r * scratch->padded + i), share);
-            store(call->out, to + i, tail_mask(call->size - i), x, call->is_bf16);
+            floats x = v_mul(v_load(sums + r * scratch->padded + i), share);
+            store(call->out, to + i, x, part_of(call->size - i), call->is_bf16);
         }
     }
 }
@@ -284,11 +264,11 @@ static void run_task(const Attention *call, const Scratch *scratch, const Task *
     const float scale = call->scale * 1.44269504088896341f; /* weights are powers of two */
     for (int64_t row = 0; row < task->rows; row++) {
         float head[LARGEST];
-        const int64_t token = task->start + task->query + row, width = call->in_bf16 ? 32 : 16;
+        const int64_t token = task->start + task->query + row, width = IN_BF16(call) ? 32 : 16;
         read_head(call, call->q, token * call->q_stride + task->head * call->size, token, scale, head);
         for (int64_t unit = 0; unit < scratch->units; unit += 16)
-            _mm512_mask_storeu_ps(scratch->queries + row * scratch->units + unit, tail_mask(scratch->units - unit),
-                                  to_units(head + unit / 16 * width, call->in_bf16));
+            v_store_part(scratch->queries + row * scratch->units + unit,
+                          to_units(head + unit / 16 * width, IN_BF16(call)), part_of(scratch->units - unit));
         scratch->highest[row] = -INFINITY;
         scratch->totals[row] = 0.0f;
     }

@@ -1,17 +1,13 @@
-/* What all kernels share: sizes, masks, vectors of either precision, and functions of a vector. */
+/* What all kernels share: powers, rows of either precision, and memory. */
 
 #pragma once
 
-#include <immintrin.h>
-#include <math.h>
 #include <omp.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#define TILE_ROWS 12 /* rows of a product at a time: with two vectors each, their sums fill the registers */
-#define PANEL 32     /* columns of a product at a time: two vectors */
+#include "vector.h"
+
+#define VECTORS (PANEL / 16) /* of a row of a panel */
 
 INLINE int64_t round_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 
@@ -19,63 +15,47 @@ INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* the lanes before `left` */
-INLINE __mmask16 tail_mask(int64_t left) {
-    return left >= 16 ? 0xFFFF : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-}
-
-/* ---------------------------------------------------------------- functions */
+/* ---------------------------------------------------------------- powers */
 
 /* 2^x up to 2^126, off by 2e-7 at most; 0 for what is too small, nan for nan */
-INLINE __m512 exp2_vector(__m512 x) {
+INLINE floats exp2_vector(floats x) {
     /* the second operand comes through if one of them is nan */
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), _mm512_min_ps(_mm512_set1_ps(126.0f), x));
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 rest = _mm512_sub_ps(x, whole);
-    __m512 sum = _mm512_set1_ps(1.33908633e-3f);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(9.67603177e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.55035695e-2f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(2.40221068e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(6.93147182e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(sum, whole);
+    x = v_max(v_set(LEAST_POWER), v_min(v_set(126.0f), x));
+    floats whole = v_round(x);
+    floats rest = v_sub(x, whole);
+    floats sum = v_set(1.33908633e-3f);
+    sum = v_fma(sum, rest, v_set(9.67603177e-3f));
+    sum = v_fma(sum, rest, v_set(5.55035695e-2f));
+    sum = v_fma(sum, rest, v_set(2.40221068e-1f));
+    sum = v_fma(sum, rest, v_set(6.93147182e-1f));
+    sum = v_fma(sum, rest, v_set(1.0f));
+    return v_scale(sum, whole);
 }
 
-INLINE __m512 exp_vector(__m512 x) { return exp2_vector(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f))); }
-
-/* 1 / x for normal x, off by 1e-7 at most: faster than a division */
-INLINE __m512 reciprocal(__m512 x) {
-    __m512 near = _mm512_rcp14_ps(x);
-    return _mm512_mul_ps(near, _mm512_fnmadd_ps(x, near, _mm512_set1_ps(2.0f)));
-}
+INLINE floats exp_vector(floats x) { return exp2_vector(v_mul(x, v_set(1.44269504088896341f))); }
 
 /* ---------------------------------------------------------------- rows of either precision */
 
-/* `is_bf16` says what the memory holds; vectors are always fp32 */
-INLINE __m512 load(const void *from, int64_t at, __mmask16 mask, int is_bf16) {
-    if (!is_bf16) return _mm512_maskz_loadu_ps(mask, (const float *)from + at);
-    __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)from + at);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-
+#ifndef HAS_BF16
 /* sixteen bf16 numbers in the lower halves of 32 bits, rounded to nearest even; nan stays nan */
-INLINE __m512i to_bf16(__m512 x) {
-#ifdef __AVX512BF16__
-    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
-#else
-    __m512i bits = _mm512_castps_si512(x);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC00000));
-    return _mm512_srli_epi32(rounded, 16);
+INLINE ints to_bf16(floats x) {
+    const ints bits = bits_of(x), odd = i_and(i_shift_right(bits, 16), i_set(1));
+    const floats rounded = from_bits(i_add(i_add(bits, i_set(0x7FFF)), odd));
+    return i_shift_right(bits_of(v_where(is_nan(x), from_bits(i_set(0x7FC00000)), rounded)), 16);
+}
 #endif
+
+/* `is_bf16` says what the memory holds; vectors are always fp32 */
+INLINE floats load(const void *from, int64_t at, part left, int is_bf16) {
+    if (!is_bf16) return v_load_part((const float *)from + at, left);
+    return from_bits(i_shift_left(i_load_halves((const uint16_t *)from + at, left), 16));
 }
 
-INLINE void store(void *to, int64_t at, __mmask16 mask, __m512 x, int is_bf16) {
+INLINE void store(void *to, int64_t at, floats x, part left, int is_bf16) {
     if (is_bf16)
-        _mm256_mask_storeu_epi16((uint16_t *)to + at, mask, _mm512_cvtepi32_epi16(to_bf16(x)));
+        i_store_halves((uint16_t *)to + at, to_bf16(x), left);
     else
-        _mm512_mask_storeu_ps((float *)to + at, mask, x);
+        v_store_part((float *)to + at, x, left);
 }
 
 /* ---------------------------------------------------------------- memory */

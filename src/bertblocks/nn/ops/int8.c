@@ -1,10 +1,16 @@
-/* Kernels for CPUs with AVX512-VNNI: int8 linear layers, feed-forward networks and whole encoder layers, and attention
- * in fp32 or bf16, also with gradients. */
+/* Kernels for CPUs: int8 linear layers, feed-forward networks and whole encoder layers, and attention in fp32 or bf16,
+ * also with gradients. */
 
 #include "layer.h"
 #include "training.h"
 
-/* Those that return an int return 0 if memory is short. */
+/* the memory order of weights, which the caller packs */
+const int32_t bertblocks_panel = PANEL, bertblocks_group = GROUP, bertblocks_inputs = INPUTS;
+
+/* Asks the system for the right to use the instructions; 0 if it refuses. */
+int bertblocks_prepare(void) { return prepare(); }
+
+/* The others that return an int return 0 if memory is short. */
 
 /* out = x W^T + bias */
 int bertblocks_linear(const Layer *layer, const float *x, int64_t count, float *out, int threads) {

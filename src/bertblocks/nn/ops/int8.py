@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bertblocks.core.c_library import CompileError, compiled_library
-from bertblocks.core.cpu import cpu_flags
+from bertblocks.core.cpu import cpu_flags, is_amx_broken
 from bertblocks.nn.ops.targets import OPTIONS, TARGETS
 
 SOURCE = Path(__file__).with_name("int8.c")
-#: The memory order of a matrix: panels of this many outputs, four inputs at a time.
-PANEL, QUAD = 32, 4
 #: The kernel's codes for activations.
 RELU, SILU, GELU, GELU_TANH = range(4)
 #: The largest head that the attention kernel reads.
@@ -138,16 +138,24 @@ class AttentionCall:
         struct.out_stride, struct.is_bf16 = out.stride(0), q.dtype == torch.bfloat16
 
 
-class PackedLayer:
-    """A layer in the kernel's memory order; it keeps the tensors alive that the struct points into."""
+class MemoryOrder(NamedTuple):
+    """How a kernel wants a matrix: panels of some outputs, in each a group of inputs at a time."""
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    panel: int
+    group: int
+    #: What the inputs are filled up to a multiple of.
+    inputs: int
+
+
+class PackedLayer:
+    """A layer in a kernel's memory order; it keeps the tensors alive that the struct points into."""
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, order: MemoryOrder) -> None:
         outputs, inputs = weight.shape
-        rows, columns = -(-outputs // PANEL) * PANEL, -(-inputs // QUAD) * QUAD
+        rows, columns = -(-outputs // order.panel) * order.panel, -(-inputs // order.inputs) * order.inputs
         matrix = torch.zeros(rows, columns, dtype=torch.int8)
         matrix[:outputs, :inputs] = weight
-        panels = matrix.view(rows // PANEL, PANEL, columns // QUAD, QUAD).transpose(1, 2)
-        # torch aligns memory to 64 bytes, which the kernel's loads rely on
+        panels = matrix.view(-1, order.panel, columns // order.group, order.group).transpose(1, 2)
         self.weight = panels.contiguous()
         self.sums = matrix.sum(1, dtype=torch.int32)
         self.scales, self.bias = torch.zeros(rows), torch.zeros(rows)
@@ -183,10 +191,14 @@ def _norm(weight: Tensor | None, bias: Tensor | None, epsilon: float | None, is_
 
 
 class Kernel:
-    """Calls the compiled library on as many threads as torch uses."""
+    """Calls the compiled library on as many threads as torch uses. Its name is that of its target."""
 
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+    def __init__(self, path: Path, name: str) -> None:
+        library, self.name = ctypes.CDLL(str(path)), name
+        if not library.bertblocks_prepare():
+            raise OSError("the system does not let this process use the instructions")
+        parts = (ctypes.c_int32.in_dll(library, f"bertblocks_{part}").value for part in MemoryOrder._fields)
+        self.order = MemoryOrder(*parts)
         layer, pointer, number = ctypes.POINTER(Layer), ctypes.c_void_p, ctypes.c_int64
         self._linear = library.bertblocks_linear
         self._linear.argtypes = [layer, pointer, number, pointer, ctypes.c_int]
@@ -206,6 +218,10 @@ class Kernel:
         ]
         self._layer.restype = None
         self._kept = threading.local()
+
+    def pack(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> PackedLayer:
+        """Bring an int8 matrix `[outputs, inputs]` with a scale for each output into the kernel's memory order."""
+        return PackedLayer(weight, scales, bias, self.order)
 
     def linear(self, x: Tensor, packed: PackedLayer) -> Tensor:
         """Compute x W^T + bias for fp32 rows."""
@@ -278,19 +294,37 @@ class Kernel:
         return out
 
 
+def runnable_targets() -> dict[str, dict[str, str]]:
+    """Return the targets whose instructions this CPU has, the fastest first."""
+    targets, flags = TARGETS[SOURCE.name].get(platform.machine(), {}), cpu_flags()
+    if is_amx_broken():
+        flags -= {"amx_tile"}
+    return {name: options for name, options in targets.items() if options.keys() <= flags}
+
+
+def load_kernel(name: str, options: dict[str, str]) -> Kernel:
+    """Return the kernel of a target; a CompileError or OSError says why it cannot be built or loaded here."""
+    with compiled_library(SOURCE, [*OPTIONS, *options.values()]) as path:
+        return Kernel(path, name)
+
+
 @functools.cache
 def find_kernel() -> Kernel | KernelError:
-    """Return the kernel, or the reason why there is none."""
-    targets = TARGETS[SOURCE.name]
-    target = next((target for target in targets if target.keys() <= cpu_flags()), None)
-    if target is None:
-        missing = targets[-1].keys() - cpu_flags()
-        return KernelError(f"this CPU has no {', '.join(sorted(missing))}")
-    try:
-        with compiled_library(SOURCE, [*OPTIONS, *target.values()]) as path:
-            return Kernel(path)
-    except (CompileError, OSError) as error:  # an OSError if the library needs another one, such as OpenMP's
-        return KernelError(str(error))
+    """Return the fastest kernel, or the reason why there is none."""
+    reasons = []
+    for name, options in runnable_targets().items():
+        try:
+            return load_kernel(name, options)
+        except (CompileError, OSError) as error:  # an OSError if the library needs another one, such as OpenMP's
+            reasons.append(f"{name}: {error}")
+    return KernelError("; ".join(reasons) or _missing_instructions())
+
+
+def _missing_instructions() -> str:
+    targets = list(TARGETS[SOURCE.name].get(platform.machine(), {}).values())
+    if not targets:
+        return f"there is none for {platform.machine() or 'this processor'}"
+    return f"this CPU has no {', '.join(sorted(targets[-1].keys() - cpu_flags()))}"
 
 
 def describe() -> str:
@@ -303,5 +337,5 @@ def describe() -> str:
     kernel = find_kernel()
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     if isinstance(kernel, Kernel):
-        return f"int8: C kernel, AVX512-VNNI, {threads}"
+        return f"int8: C kernel, {kernel.name}, {threads}"
     return f"int8: torch, {threads} (no C kernel: {kernel})"

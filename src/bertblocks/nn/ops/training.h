@@ -52,11 +52,11 @@ static void transpose_matrix(const float *from, int64_t rows, int64_t width, int
                              int64_t to_stride) {
     for (int64_t i = 0; i < rows; i += 16)
         for (int64_t j = 0; j < width; j += 16) {
-            __m512 tile[16];
+            floats tile[16];
             for (int64_t r = 0; r < 16; r++)
-                tile[r] = i + r < rows ? _mm512_loadu_ps(from + (i + r) * stride + j) : _mm512_setzero_ps();
+                tile[r] = i + r < rows ? v_load(from + (i + r) * stride + j) : v_zero();
             transpose(tile);
-            for (int64_t r = 0; r < 16; r++) _mm512_storeu_ps(to + (j + r) * to_stride + i, tile[r]);
+            for (int64_t r = 0; r < 16; r++) v_store(to + (j + r) * to_stride + i, tile[r]);
         }
 }
 
@@ -73,7 +73,7 @@ static void to_columns(const Head *head, const float *rows, float *to) {
 /* out = rows x panels for all tokens, or out + rows x panels; a panel has `units` rows */
 static void multiply_panels(const Head *head, const float *rows, int64_t stride, const float *panels, int64_t units,
                             float *out, int64_t width, int adds) {
-    static const float ones[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}; /* at least TILE_ROWS */
     for (int64_t at = 0; at < width; at += PANEL)
         for (int64_t row = 0; row < head->length; row += TILE_ROWS)
             panel_product(smaller(TILE_ROWS, head->length - row), 0, rows + row * stride, stride, panels + at * units,
@@ -83,19 +83,19 @@ static void multiply_panels(const Head *head, const float *rows, int64_t stride,
 /* ---------------------------------------------------------------- weights */
 
 static void softmax_row(float *scores, int64_t columns, int64_t low, int64_t high) {
-    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    floats most = v_set(-INFINITY), sum = v_zero();
     for (int64_t i = 0; i < columns; i += 16)
-        most = _mm512_mask_max_ps(most, tail_mask(high - i) & ~tail_mask(low - i), most, _mm512_load_ps(scores + i));
-    const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+        most = max_where(lanes_between(low - i, high - i), most, v_load(scores + i));
+    const floats shift = v_set(v_most(most));
     for (int64_t i = 0; i < columns; i += 16) {
-        const __mmask16 mask = tail_mask(high - i) & ~tail_mask(low - i);
-        const __m512 x = _mm512_maskz_mov_ps(mask, exp2_vector(_mm512_sub_ps(_mm512_load_ps(scores + i), shift)));
-        sum = _mm512_add_ps(sum, x);
-        _mm512_store_ps(scores + i, x);
+        const lanes seen = lanes_between(low - i, high - i);
+        const floats x = keep(seen, exp2_vector(v_sub(v_load(scores + i), shift)));
+        sum = v_add(sum, x);
+        v_store(scores + i, x);
     }
-    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    const floats share = v_set(1.0f / v_sum(sum));
     for (int64_t i = 0; i < columns; i += 16)
-        _mm512_store_ps(scores + i, _mm512_mul_ps(_mm512_load_ps(scores + i), share));
+        v_store(scores + i, v_mul(v_load(scores + i), share));
 }
 
 static uint64_t mix(uint64_t x) { /* splitmix64 */
@@ -108,18 +108,17 @@ static uint64_t mix(uint64_t x) { /* splitmix64 */
 /* Multiplies a matrix of a row for each query by the factors of dropout: 0, or 1 / (1 - rate). They depend on nothing
  * but the key of the head and the place in the matrix. */
 static void drop(const Head *head, const float *from, float *to, uint64_t key, float rate) {
-    const __m512i first = _mm512_set1_epi32((int)key), second = _mm512_set1_epi32((int)(key >> 32));
-    const __m512i least = _mm512_set1_epi32((int)(uint32_t)((double)rate * 4294967296.0));
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512 factor = _mm512_set1_ps(1.0f / (1.0f - rate));
+    const ints first = i_set((int)key), second = i_set((int)(key >> 32));
+    const ints least = i_set((int)(uint32_t)((double)rate * 4294967296.0));
+    const floats factor = v_set(1.0f / (1.0f - rate));
     for (int64_t i = 0; i < head->length * head->columns; i += 16) {
-        __m512i x = _mm512_add_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32((int)i)), first);
-        x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32(0x7FEB352D));
-        x = _mm512_xor_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), second);
-        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0x846CA68Bu));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-        const __mmask16 kept = _mm512_cmpge_epu32_mask(x, least);
-        _mm512_store_ps(to + i, _mm512_mul_ps(_mm512_load_ps(from + i), _mm512_maskz_mov_ps(kept, factor)));
+        ints x = i_add(i_add(i_count(), i_set((int)i)), first);
+        x = i_mul(i_xor(x, i_shift_right(x, 16)), i_set(0x7FEB352D));
+        x = i_xor(i_xor(x, i_shift_right(x, 15)), second);
+        x = i_mul(x, i_set((int)0x846CA68Bu));
+        x = i_xor(x, i_shift_right(x, 16));
+        const lanes kept = i_at_least(x, least);
+        v_store(to + i, v_mul(v_load(from + i), keep(kept, factor)));
     }
 }
 
@@ -152,8 +151,8 @@ static void write_rows(const Attention *call, const Head *head, const float *row
                        int64_t stride) {
     for (int64_t i = 0; i < head->length; i++)
         for (int64_t j = 0; j < call->size; j += 16)
-            store(to, at + i * stride + j, tail_mask(call->size - j),
-                  _mm512_mul_ps(_mm512_loadu_ps(rows + i * head->padded + j), _mm512_set1_ps(scale)), call->is_bf16);
+            store(to, at + i * stride + j, v_mul(v_load(rows + i * head->padded + j), v_set(scale)), part_of(call->size - j),
+                  call->is_bf16);
 }
 
 static void attend_head(const Attention *call, const Training *training, Head *head, int64_t start, int64_t number,
@@ -181,13 +180,13 @@ static void gradients_of_head(const Attention *call, const Training *training, H
     for (int64_t i = 0; i < head->length; i++) {
         float *scores = head->scores + i * columns;
         const float *weights = head->weights + i * columns;
-        __m512 sum = _mm512_setzero_ps();
+        floats sum = v_zero();
         for (int64_t j = 0; j < columns; j += 16)
-            sum = _mm512_fmadd_ps(_mm512_load_ps(scores + j), _mm512_load_ps(weights + j), sum);
-        const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum));
+            sum = v_fma(v_load(scores + j), v_load(weights + j), sum);
+        const floats mean = v_set(v_sum(sum));
         for (int64_t j = 0; j < columns; j += 16)
-            _mm512_store_ps(scores + j, _mm512_mul_ps(_mm512_load_ps(weights + j),
-                                                      _mm512_sub_ps(_mm512_load_ps(scores + j), mean)));
+            v_store(scores + j, v_mul(v_load(weights + j),
+                                                      v_sub(v_load(scores + j), mean)));
     }
     multiply_panels(head, head->scores, columns, head->k_panels, head->length, head->product, head->padded, 0);
     write_rows(call, head, head->product, call->scale, training->of_q, at, stride);
