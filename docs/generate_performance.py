@@ -45,6 +45,12 @@ python -m benchmarks --only bert-ragged --layers 4 --rounds 5    # --list prints
 ```
 """
 
+WITHOUT_VNNI = """\
+The goals of int8 against fp32 libraries are for CPUs with instructions for products of bytes (VNNI), whose int8 products
+are four times as fast as fp32 ones. This CPU has none, so its int8 products can be at most twice as fast; its goals for
+bf16 cannot be measured.
+"""
+
 METHOD = """\
 ## How it is measured
 
@@ -93,17 +99,19 @@ LIMITS = """\
 ## What limits the speed, and what was tried
 
 In fp32 nearly all of the time goes into the matrix products of the linear layers, which already run close to the sgemm
-rate, as the profile shows. Attention, activations and norms take a few per cent each. On CPUs from other vendors than
-Intel, torch's products go through MKL; BertBlocks uses oneDNN there, which is faster. The speed-up over padded batches
-is at most the padding factor times this gain. Texts of equal length gain only the second part.
+rate, as the profile shows. Attention, activations and norms take a few per cent each. On CPUs with AVX512 from other vendors
+than Intel, torch's products go through MKL; BertBlocks uses oneDNN there, which is faster. The speed-up over padded
+batches is at most the padding factor times this gain. Texts of equal length gain only the second part.
 
 At 8,192 tokens most of the time is attention in the global layers. A C kernel of blocks of keys keeps the scores in the
-caches and computes exponentials with AVX512; on a 2-core Zen 5 it makes three layers 1.5 times as fast as torch's
-kernel does, and batches of shorter texts 1.0 to 1.14 times as fast as plain products. What is left are the products of
-queries and keys themselves, at about 70 % of the sgemm rate.
+caches and computes exponentials in vectors; on a 2-core Zen 5 (AVX512) it makes three layers 1.5 times as fast as
+torch's kernel does, and batches of shorter texts 1.0 to 1.14 times as fast as plain products. What is left are the
+products of queries and keys themselves, at about 70 % of the sgemm rate. On a 2-core Zen 3 (AVX2) both kernels are
+equally fast within the noise of 10 %.
 
-An int8 layer is one call of C. About three quarters of its time are int8 products, which run at about four times the
-rate of fp32 products, as the hardware allows; attention takes most of the rest. Before, buffers of more than 32 MB,
+An int8 layer is one call of C. With VNNI about three quarters of its time are int8 products, which run at about four
+times the rate of fp32 products, as the hardware allows; attention takes most of the rest. With AVX2 alone they run at
+1.4 to 1.9 times the fp32 rate; the hardware allows 2. Before, buffers of more than 32 MB,
 such as queries, keys and values of 8 x 512 tokens, halved the speed of a product: malloc returns such memory to the
 system, so every call touched new pages. Layers now work on groups of up to 1,024 tokens in memory that they share.
 
@@ -125,7 +133,8 @@ bf16 on this CPU. Both gain from it.
 def render() -> str:
     """The page for the recorded run, without sections for parts that it did not measure."""
     run = json.loads(SOURCE.read_text(encoding="utf-8"))
-    parts = [INTRODUCTION, machine_section(run), "## Goals\n", goals_sheet(run).to_markdown() + "\n", METHOD]
+    parts = [INTRODUCTION, machine_section(run), "## Goals\n", goals_sheet(run).to_markdown() + "\n"]
+    parts += [METHOD] if "vnni" in run["machine"]["instructions"] else [WITHOUT_VNNI, METHOD]
     parts += ["## Workloads\n\n![Speeds of all contenders](performance.svg)\n"]
     parts += [section(workload_sheet(result)) for result in run["rows"].values()]
     if run["stacks"]:
