@@ -25,7 +25,7 @@ class FlatBatch:
     """
 
     #: What models read as numbers.
-    on_host: ClassVar[frozenset[str]] = frozenset({"cu_seqlens", "seeds"})
+    on_host: ClassVar[frozenset[str]] = frozenset({"cu_seqlens", "seeds", "list_lengths"})
 
     input_ids: Tensor  # [tokens]
     cu_seqlens: Tensor  # [sequences + 1]
@@ -37,6 +37,7 @@ class FlatBatch:
     decoder_labels: Tensor | None = None  # [tokens]
     decoder_tokens: Tensor | None = None  # the tokens with one of these labels
     seeds: Tensor | None = None  # [sequences]
+    list_lengths: Tensor | None = None  # [queries], the number of documents, or of negatives, of each
     #: The tokens with a label. A model without them looks for them in `labels`, which waits for a GPU.
     scored_tokens: Tensor | None = None
     counts: dict[str, int] = field(default_factory=dict)
