@@ -106,15 +106,12 @@ def test_one_product_for_all_experts_equals_the_loop(
         (None, torch.bfloat16, 32, False),
     ],
 )
-def test_one_product_runs_where_torch_has_a_kernel(
-    gpu: Any, dtype: torch.dtype, hidden_size: int, is_run: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bertblocks.nn.moe.describe_gpu", lambda _: gpu)
+def test_one_product_runs_where_torch_has_a_kernel(gpu: Any, dtype: Any, hidden_size: int, is_run: bool) -> None:
     mixture = build_mixture(hidden_size=hidden_size)
     x = torch.zeros(3, hidden_size, dtype=dtype)
-    assert mixture._is_grouped(x) == is_run
+    assert mixture.is_grouped(x, gpu) == is_run
     mixture.experts[2].register_forward_hook(lambda *_: None)  # must be called
-    assert not mixture._is_grouped(x)
+    assert not mixture.is_grouped(x, gpu)
 
 
 def test_an_expert_computes_only_the_tokens_that_chose_it() -> None:

@@ -15,7 +15,7 @@ from bertblocks.nn.layout import is_capturing
 from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.mlp import GLU, MLP, mlp_options, register_mlp
 from bertblocks.nn.numerics import upcast
-from bertblocks.nn.ops.gpu import describe_gpu
+from bertblocks.nn.ops.gpu import Gpu, describe_gpu
 from bertblocks.nn.ops.grouped import grouped_linear, runs_grouped
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class MixtureOfExperts(nn.Module):
         """Sort the assignments by expert, so that each expert computes consecutive tokens in one product."""
         order = chosen.flatten().argsort(stable=True)  # [assignments]
         sorted_x = x.index_select(0, order // self.experts_per_token)
-        if self._is_grouped(x):
+        if self.is_grouped(x, describe_gpu(x.device)):
             computed = self._run_grouped(sorted_x, chosen.flatten()[order])
         else:
             # experts without tokens run too: all processes of a sharded model must gather the same weights
@@ -147,10 +147,10 @@ class MixtureOfExperts(nn.Module):
         unsorted = torch.empty_like(computed).index_copy(0, order, computed)
         return (unsorted.unflatten(0, chosen.shape) * weights[..., None]).sum(dim=1)
 
-    def _is_grouped(self, x: Tensor) -> bool:
+    def is_grouped(self, x: Tensor, gpu: Gpu | None) -> bool:
         """True where one product can compute all experts. It reads their weights, which FSDP shards, without calls."""
         first: Any = self.experts[0]
-        if not runs_grouped(x, [*first.up.weight.shape, *first.down.weight.shape], describe_gpu(x.device)):
+        if not runs_grouped(x, [*first.up.weight.shape, *first.down.weight.shape], gpu):
             return False
         experts: list[Any] = list(self.experts)
         are_plain = all(any(is_untouched(expert, kind) for kind in EXPERTS.values()) for expert in experts)
