@@ -49,6 +49,18 @@ def test_gradients_equal_those_of_the_padded_formula() -> None:
         torch.testing.assert_close(ours, expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("dots", [2**22, 1])
+def test_gradients_on_devices_equal_those_of_autograd(monkeypatch: pytest.MonkeyPatch, dots: int) -> None:
+    monkeypatch.setattr(module, "DOTS_AT_ONCE", dots)
+    queries, documents = tokens(requires_grad=True)
+    chosen, gradient = torch.randint(14, (4, 9)), torch.randn(4, 9, dtype=torch.float64)
+    products = torch.einsum("qh,dqh->dq", queries, documents[chosen])
+    expected = torch.autograd.grad((products * gradient).sum(), (queries, documents))
+    found = module._add_chosen(queries.detach(), documents.detach(), chosen, gradient)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
 def test_a_frozen_side_gets_no_gradient() -> None:
     queries, documents = tokens(requires_grad=True)
     maxsim(queries, QUERIES, documents.detach(), DOCUMENTS).sum().backward()

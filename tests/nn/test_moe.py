@@ -21,6 +21,7 @@ from bertblocks.models import (
     RetroMAE,
 )
 from bertblocks.nn.mlp import get_mlp
+from bertblocks.nn.ops.gpu import Gpu
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
 EXPERTS = {"mlp_type": "moe", "num_experts": 5, "experts_per_token": 2}
@@ -72,6 +73,45 @@ def test_every_token_gets_the_weighted_sum_of_its_experts(
     torch.testing.assert_close(mixture(x)[0], expected)
     monkeypatch.setattr("bertblocks.nn.moe.is_capturing", lambda: True)  # computes all experts for all tokens
     torch.testing.assert_close(mixture(x)[0], expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"expert_type": "glu", "mlp_in_bias": False, "mlp_out_bias": False}])
+@pytest.mark.parametrize("num_tokens", [1, 17])  # one token leaves three experts without any
+def test_one_product_for_all_experts_equals_the_loop(
+    options: Any, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = build_mixture(**options).float().requires_grad_(True)  # torch's product knows no double precision
+    x = torch.randn(num_tokens, 32, requires_grad=True)
+    inputs = [x, *mixture.parameters()]
+    expected = mixture(x)[0]
+    gradients = torch.autograd.grad(expected.square().sum(), inputs)
+    monkeypatch.setattr("bertblocks.nn.moe.runs_grouped", lambda *_: True)
+    monkeypatch.setattr(mixture, "_count", None)
+    found = mixture(x)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for own, wanted in zip(torch.autograd.grad(found.square().sum(), inputs), gradients, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "hidden_size", "is_run"),
+    [
+        (Gpu((9, 0)), torch.bfloat16, 32, True),
+        (Gpu((10, 0)), torch.bfloat16, 32, True),
+        (Gpu((8, 0)), torch.bfloat16, 32, False),
+        (Gpu((12, 0)), torch.bfloat16, 32, False),
+        (Gpu((9, 0)), torch.float32, 32, False),
+        (Gpu((9, 0)), torch.bfloat16, 36, False),
+        (Gpu((9, 4), is_rocm=True), torch.bfloat16, 32, False),
+        (None, torch.bfloat16, 32, False),
+    ],
+)
+def test_one_product_runs_where_torch_has_a_kernel(gpu: Any, dtype: Any, hidden_size: int, is_run: bool) -> None:
+    mixture = build_mixture(hidden_size=hidden_size)
+    x = torch.zeros(3, hidden_size, dtype=dtype)
+    assert mixture.is_grouped(x, gpu) == is_run
+    mixture.experts[2].register_forward_hook(lambda *_: None)  # must be called
+    assert not mixture.is_grouped(x, gpu)
 
 
 def test_an_expert_computes_only_the_tokens_that_chose_it() -> None:

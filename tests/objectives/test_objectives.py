@@ -79,8 +79,9 @@ def test_a_batch_does_not_depend_on_how_it_is_split(objective: Any, lengths: Any
     cuts = sorted(data.draw(st.sets(st.integers(1, len(rows)), max_size=3)) | {0, len(rows)})
     parts = [objective.batch(rows[a:b], seed=5, progress=0.3) for a, b in itertools.pairwise(cuts)]
     for name, value in tensors(whole).items():
-        if name == "scored_tokens":
-            assert torch.equal(value, (whole.labels != -100).nonzero().squeeze(1))
+        if name in ("scored_tokens", "decoder_tokens"):
+            labels = whole.labels if name == "scored_tokens" else whole.decoder_labels
+            assert torch.equal(value, (labels != -100).nonzero().squeeze(1))
         elif name != "cu_seqlens":
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), value), name
     assert torch.equal(torch.cat([part.cu_seqlens.diff() for part in parts]), whole.cu_seqlens.diff())

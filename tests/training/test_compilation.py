@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertblocks import BertBlocksForMaskedLM
+from bertblocks import (
+    BertBlocksForMaskedDiffusion,
+    BertBlocksForMaskedLM,
+    BertBlocksForReplacedTokenDetection,
+)
 from bertblocks.core.settings import RecipeError
+from bertblocks.models import GeneratorAndDiscriminator, RetroMAE
 from bertblocks.nn.backends.graph import ragged_attention
 from bertblocks.nn.ops.gpu import Gpu
 from bertblocks.training import compilation
@@ -27,10 +32,22 @@ MODERNBERT: dict[str, Any] = {
     "num_kv_heads": 2,
     "qk_norm": True,
 }
+ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "mask_token_id": 3}
+
+
+def make_replaced_tokens() -> GeneratorAndDiscriminator:
+    generator = BertBlocksForMaskedLM(tiny_config(**ONE_LAYER))
+    return GeneratorAndDiscriminator(generator, BertBlocksForReplacedTokenDetection(tiny_config(**ONE_LAYER)))
+
+
 MODELS = {
-    "bert": ({"num_hidden_layers": 1}, ()),
-    "modernbert": (MODERNBERT, pytest.mark.slow),
-    "ngpt": ({"ngpt": True}, pytest.mark.slow),
+    "bert": lambda: BertBlocksForMaskedLM(tiny_config(**ONE_LAYER)),
+    "modernbert": lambda: BertBlocksForMaskedLM(tiny_config(**MODERNBERT)),
+    "ngpt": lambda: BertBlocksForMaskedLM(tiny_config(ngpt=True)),
+    "causal": lambda: BertBlocksForMaskedLM(tiny_config(causal=True, **ONE_LAYER)),
+    "masked diffusion": lambda: BertBlocksForMaskedDiffusion(tiny_config(timestep_embedding=True, **ONE_LAYER)),
+    "replaced tokens": make_replaced_tokens,
+    "retromae": lambda: RetroMAE(BertBlocksForMaskedLM(tiny_config(**ONE_LAYER))),
 }
 
 
@@ -50,18 +67,36 @@ def step(model: Any, lengths: list[int]) -> list[Tensor]:
     ids = torch.randint(5, 60, (sum(lengths),))
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     model.zero_grad()
-    loss = model(ids, cu_seqlens=bounds, labels=ids, return_logits=False).loss
+    loss = sum_losses(model, ids, bounds)
     loss.backward()
-    return [loss.detach(), *(weight.grad for weight in model.parameters())]
+    return [loss.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+
+
+def sum_losses(model: Any, ids: Tensor, bounds: Tensor) -> Tensor:
+    labels = torch.where(torch.arange(len(ids)) % 3 == 0, ids, -100)
+    masked = torch.where(labels == -100, ids, 3)
+    if isinstance(model, GeneratorAndDiscriminator):
+        out = model(masked, bounds, labels, torch.Generator().manual_seed(0))
+        return out.generator_total + out.discriminator_total
+    if isinstance(model, RetroMAE):
+        seeds = torch.arange(int((bounds.diff() > 0).sum()))  # of sequences that are not empty
+        out = model(masked, bounds, labels, ids, seeds, 0.5)
+        return out.encoder_total + out.decoder_total
+    if isinstance(model, BertBlocksForMaskedDiffusion):
+        times = torch.linspace(0.2, 0.9, len(bounds) - 1)
+        return model(masked, cu_seqlens=bounds, labels=labels, timesteps=times, return_logits=False).loss
+    return model(ids, cu_seqlens=bounds, labels=ids, return_logits=False).loss
 
 
 BATCHES = [EDGE_LENGTHS, [12, 30], [5] * 7, [50, 1, 9], [64]]
 
 
-@pytest.mark.parametrize("options", [pytest.param(own, marks=mark, id=name) for name, (own, mark) in MODELS.items()])
-def test_whole_layers_are_graphs_that_do_not_depend_on_lengths(options: Any, without_code: Any) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in MODELS]
+)
+def test_whole_layers_are_graphs_that_do_not_depend_on_lengths(name: str, without_code: Any) -> None:
     torch.manual_seed(0)
-    model = BertBlocksForMaskedLM(tiny_config(**options)).train()
+    model = MODELS[name]().train()
     expected = [step(model, lengths) for lengths in BATCHES]
     compile_model(model, "fp32")
     counts = []
@@ -136,3 +171,28 @@ def test_a_budget_of_memory_needs_compiled_layers() -> None:
     with pytest.raises(RecipeError, match=r"activation_memory_budget.*compile"):
         make_recipe("run.activation_memory_budget=0.5")
     assert make_recipe("run.activation_memory_budget=0.5", "run.compile=true").run.activation_memory_budget == 0.5
+
+
+@pytest.mark.slow
+def test_a_smaller_budget_keeps_fewer_activations_and_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)  # and restores it
+    compile_, counts, results = torch.compile, [], []
+    options = {"backend": "aot_eager_decomp_partition"}  # runs the partitioner that knows budgets
+    monkeypatch.setattr(torch, "compile", lambda *args, **own: compile_(*args, **own, **options))
+    for budget in (None, 0.1):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = BertBlocksForMaskedLM(tiny_config(**ONE_LAYER)).train()
+        compile_model(model, "fp32", budget)
+        kept: list[int] = []
+
+        def count(x: Tensor, kept: list[int] = kept) -> Tensor:
+            kept.append(x.numel())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            results.append(step(model, [30, 20]))
+        counts.append(sum(kept))
+    torch._dynamo.reset()
+    assert counts[1] < 0.9 * counts[0]
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)

@@ -84,8 +84,7 @@ def test_each_batch_comes_from_one_data_set_and_each_set_is_scored(
     step = Trainer._step
 
     def watch(self: Trainer, prepared: Any) -> Any:
-        labels = torch.cat([batch.labels for batch in prepared.batches])
-        seen.append(set(labels[:, 0].isnan().tolist()))
+        seen.append({batch.labels is None for batch in prepared.batches})
         return step(self, prepared)
 
     monkeypatch.setattr(Trainer, "_step", watch)

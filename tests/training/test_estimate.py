@@ -139,6 +139,23 @@ def test_a_plan_lists_the_kernel_of_each_kind_of_layer(name: Any, overrides: Any
     assert all(choice.reason for choice in made.kernels if choice.kernel == "sdpa, padded")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "parallel", "kernel", "reason"),
+    [
+        ("h100", "ddp", "one product", ""),
+        ("h100", "fsdp", "one expert after the other", "sharded"),
+        ("a100", "ddp", "one expert after the other", "no kernel"),
+        ("mi300x", "ddp", "one expert after the other", "no kernel"),
+    ],
+)
+def test_a_plan_says_how_experts_run(gpu: str, parallel: str, kernel: str, reason: str) -> None:
+    overrides = ["model.config.layer_overrides={1: {mlp_type: moe}}", "run.precision=bf16", f"run.parallel={parallel}"]
+    recipe = read_recipe("demo", overrides)
+    found = [choice for choice in estimate_run(recipe, gpu, 1).kernels if choice.part == "experts"]
+    assert [(choice.layers, choice.kernel) for choice in found] == [("1", kernel)]
+    assert reason in found[0].reason
+
+
 def test_every_gpu_has_a_share_of_its_peak_with_its_source() -> None:
     for name, gpu in GPUS.items():
         assert 0.1 < gpu.utilization < 0.7, name

@@ -6,6 +6,7 @@ A meta tensor has a device of its own and no values, so whatever reads one raise
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,25 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
-from bertblocks import BertBlocksForMaskedLM, BertBlocksForSequenceClassification, SequenceLayout
-from bertblocks.data.flat_batch import FlatBatch
-from bertblocks.nn.backends import FlashBackend
+from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM, SequenceLayout
+from bertblocks.models import TASK_MODELS
+from bertblocks.nn.backends import FlashBackend, SdpaBackend
+from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.nn.ops.gpu import Gpu
+from bertblocks.text.encoding import TextTokenizer
+from bertblocks.training import objective_sections as sections
+from bertblocks.training.backward import BackwardPass
 from bertblocks.training.distributed import World
+from bertblocks.training.finetune import TASKS
 from bertblocks.training.prefetch import PreparedStep
+from bertblocks.training.pretraining_task import PretrainingTask
+from bertblocks.training.starting_model import load_starting_model
 from bertblocks.training.step_results import StepResult, StepResults
+from bertblocks.training.training_plan import TrainingPlan
 from tests.helpers import tiny_config
-from tests.training.helpers import make_model, make_recipe, make_task, make_trainer
+from tests.training.helpers import VOCABULARY, Documents, make_recipe, make_trainer, make_vocabulary
 
 META = torch.device("meta")
 READS: dict[str, Callable[[Tensor], Any]] = {
@@ -46,6 +56,48 @@ def test_the_guard_sees_every_kind_of_read(read: str) -> None:
     assert OnDevice.reads == 1
 
 
+class NoBlockingCopies(TorchFunctionMode):
+    """Raises an error where a copy to the device makes the host wait, as copies from memory that is not pinned do.
+
+    Meta has no generators, so those of devices are replaced.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if isinstance(out, Tensor) and out.is_meta:
+            from_host = any(isinstance(value, Tensor) and not value.is_meta and value.dim() for value in args)
+            is_copy = name in ("to", "copy_", "type_as") and from_host and not kwargs.get("non_blocking")
+            if is_copy or name in ("tensor", "as_tensor"):
+                raise AssertionError(f"{name} copies to the device")
+        return out
+
+    def __enter__(self) -> Any:
+        self.generator = torch.Generator
+        torch.Generator = lambda device: self.generator()  # type: ignore[assignment, misc]
+        return super().__enter__()
+
+    def __exit__(self, *reason: Any) -> None:
+        torch.Generator = self.generator  # type: ignore[misc]
+        super().__exit__(*reason)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda: torch.tensor([1.0], device=META),
+        lambda: torch.ones(2).to(META),
+        lambda: torch.ones(2, device=META).copy_(torch.ones(2)),
+    ],
+)
+def test_the_guard_sees_blocking_copies(copy: Callable[[], Tensor]) -> None:
+    with pytest.raises(AssertionError, match="copies to the device"), NoBlockingCopies():
+        copy()
+    with NoBlockingCopies():
+        torch.ones(2).to(META, non_blocking=True)
+
+
 class OnDevice(Tensor):
     """A tensor that counts how often its values, or those of what is computed from it, are read on the host."""
 
@@ -63,54 +115,141 @@ class OnDevice(Tensor):
 
 
 @pytest.fixture
-def on_a100(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meta tensors take the way of an A100's, with torch's own kernel."""
-    backend = FlashBackend(gpu=Gpu((8, 0)))
+def on_h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors take the way of an H100's, with torch's own kernels."""
+    gpu = Gpu((9, 0))
+    backend = FlashBackend(SdpaBackend(), gpu)
     monkeypatch.setattr("bertblocks.nn.encoder.get_backend", lambda *_: backend)
+    monkeypatch.setattr("bertblocks.nn.moe.describe_gpu", lambda _: gpu)
+    monkeypatch.setattr(MixtureOfExperts, "_count", None)  # does not read meta tensors, but others
 
 
-MODELS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "modernbert": {
-        "block_pos_enc_kind": "rope",
-        "embd_pos_enc_kind": "none",
-        "local_attention": True,
-        "global_attention_every_n_layers": 2,
-        "norm_pos": "pre",
-        "norm_fn": "rms",
-        "mlp_type": "glu",
-        "hidden_act": "silu",
-        "num_kv_heads": 1,
-    },
-    "dynamic rope": {"block_pos_enc_kind": "rope", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+MODERN = {
+    "block_pos_enc_kind": "rope",
+    "embd_pos_enc_kind": "none",
+    "local_attention": True,
+    "global_attention_every_n_layers": 2,
+    "norm_pos": "pre",
+    "norm_fn": "rms",
+    "mlp_type": "glu",
+    "hidden_act": "silu",
+    "num_kv_heads": 1,
+}
+MASKED_LM = sections.MaskedLM()
+#: What a step trains: an objective, the config keys of its model, and the recipe's keys.
+STEPS: dict[str, tuple[sections.ObjectiveSection, dict[str, Any], list[str]]] = {
+    "bert": (MASKED_LM, {}, []),
+    "modernbert": (MASKED_LM, MODERN, []),
+    "dynamic rope": (
+        MASKED_LM,
+        {"block_pos_enc_kind": "rope", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        [],
+    ),
+    "masked_lm with sentence_order": (sections.MaskedLM(sentence_order=True), {}, []),
+    "masked_lm with pooled terms": (sections.MaskedLM(bag_of_subwords=1.0, isotropy=1.0), {}, []),
+    "sentence_order": (sections.SentenceOrder(), {}, []),
+    "causal_lm": (sections.CausalLM(), MODERN, []),
+    "replaced_tokens": (sections.ReplacedTokens(), {}, []),
+    "replaced_tokens, tied": (sections.ReplacedTokens(sharing="tied"), MODERN, []),
+    "masked_diffusion": (sections.MaskedDiffusion(), {"timestep_embedding": True}, []),
+    "retromae": (sections.RetroMAE(), {}, []),
+    "enhanced_masked_lm": (sections.EnhancedMaskedLM(), MODERN, []),
+    "experts": (MASKED_LM, {"mlp_type": "moe", "num_experts": 4, "expert_type": "glu", "hidden_act": "silu"}, []),
+    "muon": (MASKED_LM, {}, ["optimizer.kind=muon"]),
+    "qk_clip": (MASKED_LM, MODERN, ["optimizer.kind=muon", "optimizer.qk_clip=100"]),
+    "checkpointing": (MASKED_LM, MODERN, ["run.gradient_checkpointing=selective"]),
+    "average of weights": (MASKED_LM, {}, ["run.ema=0.9"]),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_whole_step_on_flat_input_reads_nothing(name: str, tmp_path: Path, on_a100: None) -> None:
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_pretraining_reads_nothing(name: str, tmp_path: Path, on_h100: None) -> None:
     """Forward and backward in micro-batches, clipping and the optimizer, as the training loop runs them."""
-    model = make_model(num_attention_heads=2, max_position_embeddings=16, **MODELS[name]).bfloat16()
-    world = World(0, 1, META)
-    trainer = make_trainer(tmp_path, "run.micro_batch_tokens=128", model=model, world=world)
+    objective, options, overrides = STEPS[name]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    own = {"vocab_size": VOCABULARY, "mask_token_id": 3, "max_position_embeddings": 32, **sizes, **options}
+    config = BertBlocksConfig.from_preset("mini", **own)
+    model = objective.prepare_model(TASK_MODELS[objective.model_task](config)).bfloat16()
+    overrides = ["run.micro_batch_tokens=128", *overrides]
+    trainer = make_trainer(tmp_path, *overrides, model=model, world=World(0, 1, META))
+    plan = TrainingPlan(make_recipe(*overrides))
+    trainer.task = PretrainingTask(plan, {"docstrings": Documents(0)}, [objective.build(make_vocabulary(), config)])
     trainer.scaler = torch.amp.GradScaler("cpu", enabled=False)
     trainer.results = StepResults(is_late=True)
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
             group["fused"] = False  # the fused kernel does not know meta
-    task = make_task(make_recipe())
-    items, position = task.next_items(0, task.initial_position())
-    halves = [task.collate(0, part) for part in (items[:4], items[4:])]
-    result = trainer._step(PreparedStep(0, halves, position))
+    items, position = trainer.task.next_items(0, trainer.task.initial_position())
+    halves = [trainer.task.collate(0, part) for part in (items[:4], items[4:])]
+    with NoBlockingCopies():
+        result = trainer._step(PreparedStep(0, halves, position))
     assert result.values.device == META
-    assert all(weight.device == META for weight in model.parameters())
+    assert all(weight.device == META for weight in trainer.model.parameters())
 
 
-def test_a_classifier_on_flat_input_reads_nothing(on_a100: None) -> None:
-    model = BertBlocksForSequenceClassification(tiny_config(num_attention_heads=2)).bfloat16().to(META).train()
-    batch = FlatBatch.from_sequences([[5, 6, 7], [8, 9]], labels=torch.tensor([0, 1])).to(META)
-    assert batch.cu_seqlens.device.type == "cpu"
-    assert batch.input_ids.device == META
-    model(**batch.inputs, labels=batch.labels).loss.backward()
+# ---------------------------------------------------------------------- fine-tuning
+
+LISTS = [
+    {"query": "which is red ?", "positive": "the house is red .", "negatives": ["the road is blue .", "the tree ."]},
+    {"query": "which is blue ?", "positive": "the cloud is blue .", "negatives": ["the stone is green ."]},
+]
+PAIRS = [{"query": row["query"], "positive": row["positive"]} for row in LISTS]
+SCORED = [{**row, "scores": [3.0, 1.0, 0.5][: 1 + len(row["negatives"])]} for row in LISTS]
+SENTENCES = [{"text": "the house is red .", "label": "red"}, {"text": "the road is blue .", "label": "blue"}]
+ANSWERS = [{"text": ["red"], "answer_start": [13]}, {"text": ["blue"], "answer_start": [12]}]
+QUESTIONS = [
+    {"id": str(number), "question": "which ?", "context": row["text"], "answers": answers}
+    for number, (row, answers) in enumerate(zip(SENTENCES, ANSWERS, strict=True))
+]
+TAGS = "the O\nhouse O\nis O\nred B-RED\n\nthe O\nroad O\nis O\nblue B-BLUE\n"
+SIMILAR = [
+    {"text": "the house .", "text_pair": "the tree .", "score": 0.5},
+    {"text": "red", "text_pair": "?", "score": 0.1},
+]
+#: Tasks with their settings, and the examples of a file.
+TASK_STEPS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "classify": ("classify", {"class_weights": "balanced"}, SENTENCES),
+    "regression": ("classify", {"problem": "regression"}, [{"text": "a red .", "label": n / 2} for n in range(4)]),
+    "tag": ("tag", {}, TAGS),
+    "answer": ("answer", {}, QUESTIONS),
+    "embed": ("embed", {"negative_weight": 2.0, "false_negative_margin": 0.1, "dimensions": [8]}, LISTS),
+    "embed, simcse": ("embed", {"loss": "simcse", "dropout": 0.1}, [{"text": "the house ."}, {"text": "red"}]),
+    "embed, cosent": ("embed", {}, SIMILAR),
+    "embed, cosine": ("embed", {"loss": "cosine"}, SIMILAR),
+    "embed, masked_lm": ("embed", {"mlm_every": 2}, PAIRS),
+    "rerank": ("rerank", {}, LISTS),
+    "rerank, margin_mse": ("rerank", {}, SCORED),
+    "rerank, bce": ("rerank", {"loss": "bce"}, LISTS),
+    "sparse": ("sparse", {}, LISTS),
+    "sparse, learned queries": ("sparse", {"queries": "learned"}, LISTS),
+    "sparse, kl": ("sparse", {"loss": "kl"}, SCORED),
+    "sparse, margin_mse": ("sparse", {"loss": "margin_mse"}, SCORED),
+    "multi": ("multi", {}, LISTS),
+    "multi, kl": ("multi", {"loss": "kl"}, SCORED),
+    "multi, margin_mse": ("multi", {"loss": "margin_mse"}, SCORED),
+}
+
+
+@pytest.mark.parametrize("name", TASK_STEPS)
+def test_a_step_of_fine_tuning_reads_nothing(name: str, base: Path, tmp_path: Path, on_h100: None) -> None:
+    """Forward and backward, in two micro-batches."""
+    kind, settings, rows = TASK_STEPS[name]
+    file = tmp_path / ("train.conll" if isinstance(rows, str) else "train.jsonl")
+    file.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    task: Any = TASKS[kind](TASKS[kind].settings_class(**settings))
+    examples = task.read(file)
+    task = task.for_examples(examples, False, "mean")
+    start = load_starting_model(base, task)
+    features = task.features(examples, TextTokenizer(start.tokenizer), 32)
+    task.before_step(1, 10)
+    batches = [task.collate(1, [feature]) for feature in features[:2]]
+    counts = {term: sum(batch.counts[term] for batch in batches) for term in batches[0].counts}
+    model = start.model.bfloat16().to(META).train()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with NoBlockingCopies():
+        means = BackwardPass(task, model, World(0, 1, META), "fp32", scaler, 0, 1, counts).run(batches)
+    assert means.device == META
+    assert any(weight.grad is not None for weight in model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])

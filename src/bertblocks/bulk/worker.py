@@ -63,9 +63,7 @@ class Worker:
 
     def check_model(self) -> None:
         """Raises an error if the model lacks what the task needs, such as its head."""
-        settings = self.plan.settings
-        options = {name: value for name, value in settings.options.items() if name not in ("precision", "ranges")}
-        self.predictor.pipeline(settings.bulk_task.method, **options)
+        self.predictor.pipeline(self.plan.settings.bulk_task.method, **self._model_options)
 
     def run(self, number: int, rows: Iterable[Row], on_rows: Callable[[int], None] = lambda count: None) -> ShardResult:
         """Writes the files of a shard. Batches depend on its rows alone, so a shard always has the same bytes."""
@@ -151,6 +149,12 @@ class Worker:
 
     # ------------------------------------------------------------------ int8 vectors
 
+    @property
+    def _model_options(self) -> dict[str, Any]:
+        """The options of the model, without those that say how vectors are stored."""
+        options = self.plan.settings.options
+        return {name: value for name, value in options.items() if name not in ("precision", "ranges")}
+
     def _options(self) -> dict[str, Any]:
         options = dict(self.plan.settings.options)
         if options.get("precision") == "int8" and options.get("ranges") is None:
@@ -171,12 +175,11 @@ class Worker:
 
         from bertblocks.tasks.embed.vectors import fit_ranges
 
-        options = dict(self.plan.settings.options)
+        options = self.plan.settings.options
         if options.get("precision") != "int8" or options.get("ranges") is not None or self.folder.read(RANGES):
             return
         texts = [row.value for row in islice(rows, CALIBRATION_ROWS) if isinstance(row, InputRecord)]
-        options["precision"] = "float32"
-        found = self.predictor.stream("encode", texts, return_exceptions=True, **options)
+        found = self.predictor.stream("encode", texts, return_exceptions=True, **self._model_options)
         vectors = [vector for vector in found if not isinstance(vector, Exception)]
         with self.folder.write(RANGES) as file:
             np.save(file, fit_ranges(np.stack(vectors)) if vectors else fit_ranges(np.zeros((0, 1), np.float32)))

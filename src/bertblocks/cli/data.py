@@ -8,19 +8,8 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from bertblocks.cli.corpus import (
-    Column,
-    Dataset,
-    Docstrings,
-    Files,
-    OnePer,
-    Read,
-    Split,
-    Stream,
-    Workers,
-    choose_corpus,
-)
-from bertblocks.cli.options import AsJson, parse_shard
+from bertblocks.cli.corpus import CorpusOptions, Files
+from bertblocks.cli.options import AsJson, parse_shard, with_options
 from bertblocks.cli.output import echo, make_console, make_table, print_json, print_table
 from bertblocks.cli.source import fail
 
@@ -33,17 +22,13 @@ def root() -> None:
 
 
 @app.command()
+@with_options
 def prepare(
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write or to continue.")],
     files: Files = None,
-    tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer, or a hub id.", show_default=False)] = ...,  # type: ignore[assignment]
-    dataset: Dataset = None,
-    stream: Stream = False,
-    docstrings: Docstrings = False,
-    column: Column = "text",
-    split: Split = "train",
-    one_per: OnePer = "paragraph",
-    read: Read = None,
+    *,
+    tokenizer: Annotated[str, typer.Option(help="A folder with a tokenizer, or a hub id.", show_default=False)],
+    source: CorpusOptions,
     held_out: Annotated[
         float, typer.Option(min=0, max=1, help="The share of documents held out for evaluation.")
     ] = 0.0,
@@ -59,7 +44,6 @@ def prepare(
             show_default=False,
         ),
     ] = None,
-    workers: Workers = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace tokens of another corpus or tokenizer in the folder.")
     ] = False,
@@ -91,15 +75,14 @@ def prepare(
         try:
             loaded = load_fast_tokenizer(tokenizer)
             preparation.read_plan(target)  # raises before docstrings are written into a folder with other contents
-            cache = target / DOCSTRINGS if docstrings else None
-            corpus = choose_corpus(files, dataset, cache, column, split, one_per, held_out, workers, read, stream)
+            corpus = source.open(files, target / DOCSTRINGS, held_out)
             if dedup is not None:
-                corpus = remove_duplicates(corpus, target / DUPLICATES, dedup, workers)
+                corpus = remove_duplicates(corpus, target / DUPLICATES, dedup, source.workers)
             part = parse_shard(shard)
             if dedup is not None and part[1] > 1:
                 raise ValueError("--dedup compares all texts in one process; run it without --shard.")
             is_complete = preparation.write_shards(
-                corpus, loaded, target, workers, on_shard=show, overwrite=overwrite, part=part, on=on
+                corpus, loaded, target, source.workers, on_shard=show, overwrite=overwrite, part=part, on=on
             )
             store = preparation.open_prepared(corpus, target, max_bad_share) if is_complete else None
         except (OSError, ValueError) as error:

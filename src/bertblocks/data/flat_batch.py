@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ class FlatBatch:
         ([5, 6, 7], [0, 2, 3], None)
     """
 
+    #: What models read as numbers.
+    on_host: ClassVar[frozenset[str]] = frozenset({"cu_seqlens", "seeds", "list_lengths"})
+
     input_ids: Tensor  # [tokens]
     cu_seqlens: Tensor  # [sequences + 1]
     token_type_ids: Tensor | None = None  # [tokens]
@@ -32,7 +35,9 @@ class FlatBatch:
     timesteps: Tensor | None = None  # [sequences]
     bags: Tensor | None = None  # [2, entries]: the sequence and the token of each entry
     decoder_labels: Tensor | None = None  # [tokens]
+    decoder_tokens: Tensor | None = None  # the tokens with one of these labels
     seeds: Tensor | None = None  # [sequences]
+    list_lengths: Tensor | None = None  # [queries], the number of documents, or of negatives, of each
     #: The tokens with a label. A model without them looks for them in `labels`, which waits for a GPU.
     scored_tokens: Tensor | None = None
     counts: dict[str, int] = field(default_factory=dict)
@@ -63,8 +68,8 @@ class FlatBatch:
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device | str) -> FlatBatch:
-        """The batch on a device. Lengths stay on the host, where models read them without waiting for a GPU."""
-        return self._map(lambda name, value: value if name == "cu_seqlens" else value.to(device, non_blocking=True))
+        """The batch on a device. What models read stays on the host, where they do not wait for a GPU."""
+        return self._map(lambda name, value: value if name in self.on_host else value.to(device, non_blocking=True))
 
     def pin(self) -> FlatBatch:
         """The batch in memory from which a GPU copies in the background."""

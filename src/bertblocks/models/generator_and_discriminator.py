@@ -88,13 +88,17 @@ class GeneratorAndDiscriminator(TrainingModel):
         cu_seqlens: Tensor,
         labels: Tensor,
         random: torch.Generator | None = None,
+        scored_tokens: Tensor | None = None,
     ) -> ReplacedTokenOutput:
         """Fills the tokens that have a label with samples of the generator, and scores both models.
 
-        A sample that equals the original token does not count as replaced.
+        A sample that equals the original token does not count as replaced. `scored_tokens` are the flat indices of the
+        tokens with a label, if the caller knows them.
         """
         encoded = self.generator.model.encode(
-            input_ids, cu_seqlens=cu_seqlens, token_indices=partial(labelled_tokens, labels=labels)
+            input_ids,
+            cu_seqlens=cu_seqlens,
+            token_indices=partial(labelled_tokens, labels=labels, indices=scored_tokens),
         )
         indices = encoded.token_indices
         assert indices is not None

@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from bertblocks.config import BertBlocksConfig
 from bertblocks.models.masked_lm import IGNORE, LanguageModel, labelled_tokens
-from bertblocks.nn.layout import SequenceLayout, keep_mask
+from bertblocks.nn.layout import SequenceLayout, is_data_hidden, keep_mask
 from bertblocks.nn.numerics import upcast
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         timesteps: Tensor | None = None,
+        scored_tokens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
         **options: Unpack[EncoderOptions],
@@ -56,10 +57,11 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         """Returns logits and, given `labels`, the bound.
 
         With `timesteps`, one per sequence, `input_ids` are already masked, and `labels` hold the original of each
-        masked token and -100 elsewhere. Without `timesteps` the noise is drawn here: `input_ids` are the original
-        tokens, and `labels` the same tokens with -100 for those that are never masked, such as a prompt. The loss is
-        divided by the number of real tokens (of labelled tokens if the noise is drawn here) or by
-        `num_items_in_batch`. If the config has `timestep_embedding`, the model reads the times too.
+        masked token and -100 elsewhere; `scored_tokens` are those of `BertBlocksForMaskedLM`. Without `timesteps` the
+        noise is drawn here: `input_ids` are the original tokens, and `labels` the same tokens with -100 for those that
+        are never masked, such as a prompt. The loss is divided by the number of real tokens (of labelled tokens if the
+        noise is drawn here) or by `num_items_in_batch`. If the config has `timestep_embedding`, the model reads the
+        times too.
         """
         if input_ids is None:
             raise ValueError("Masked diffusion needs input_ids.")
@@ -72,6 +74,7 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             )
         if draws_noise:
             input_ids, labels, timesteps, real = self._mask(input_ids, labels, layout)  # type: ignore[arg-type]
+            scored_tokens = None
         if timesteps is not None:
             _check_timesteps(timesteps, layout.num_sequences)
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
@@ -81,7 +84,9 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
             token_type_ids,
             position_ids,
             **options,
-            token_indices=None if labels is None or want_logits else partial(labelled_tokens, labels=labels),
+            token_indices=None
+            if labels is None or want_logits
+            else partial(labelled_tokens, labels=labels, indices=scored_tokens),
             timesteps=timesteps,
         )
         layout = encoded.layout
@@ -89,7 +94,9 @@ class BertBlocksForMaskedDiffusion(LanguageModel):
         loss = None
         if labels is not None and timesteps is not None:
             targets = layout.real_labels(labels, IGNORE)
-            indices = labelled_tokens(layout, labels) if encoded.token_indices is None else encoded.token_indices
+            indices = encoded.token_indices
+            if indices is None:
+                indices = labelled_tokens(layout, labels, scored_tokens)
             token_weights = 1 / upcast(timesteps)[layout.sequence_ids[indices]]
             if logits is None:
                 weighted = self.fused_loss(encoded.hidden, targets[indices], token_weights)
@@ -263,7 +270,8 @@ def _reveal(
 def _check_timesteps(timesteps: Tensor, num_sequences: int) -> None:
     if timesteps.shape != (num_sequences,):
         raise ValueError(f"timesteps has shape {list(timesteps.shape)}; it must be [{num_sequences}].")
-    if not torch.compiler.is_compiling() and not bool(((timesteps > 0) & (timesteps <= 1)).all()):
+    is_known = timesteps.device.type == "cpu" and not is_data_hidden(timesteps)  # reading a GPU waits for it
+    if is_known and not bool(((timesteps > 0) & (timesteps <= 1)).all()):
         raise ValueError(f"timesteps holds {timesteps.tolist()}; each must be greater than 0 and at most 1.")
 
 

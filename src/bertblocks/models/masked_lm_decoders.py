@@ -39,9 +39,11 @@ class MaskedLMWithDecoder(TrainingModel):
         layer: Any = self.encoder.model.encoder.layers[self.decoder.model_layer]
         self.decoder.block.attention.position.theta = layer.attention.position.theta
 
-    def decoder_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Returns the summed loss of the tokens that have a label."""
-        indices = (labels != IGNORE).nonzero().squeeze(1)
+    def decoder_loss(
+        self, hidden: Tensor, layout: SequenceLayout, labels: Tensor, token_indices: Tensor | None
+    ) -> Tensor:
+        """Returns the summed loss of the tokens that have a label, whose indices the caller may know."""
+        indices = labelled_tokens(layout, labels, token_indices)
         return self.encoder.fused_loss(hidden[indices], labels[indices])
 
 
@@ -53,12 +55,18 @@ class EnhancedMaskedLM(MaskedLMWithDecoder):
     """
 
     def forward(
-        self, input_ids: Tensor, cu_seqlens: Tensor, labels: Tensor, seeds: Tensor, hidden_share: float
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        labels: Tensor,
+        seeds: Tensor,
+        hidden_share: float,
+        scored_tokens: Tensor | None = None,
     ) -> DecoderOutput:
         encoded = self.encoder.model.encode(input_ids, cu_seqlens=cu_seqlens)
         hidden = self.decoder(encoded.hidden, input_ids, encoded.layout, seeds.tolist(), hidden_share)
-        total = encoded.add_router_loss(self.decoder_loss(hidden, labels), (labels != IGNORE).sum())
-        return DecoderOutput(None, total)
+        total = self.decoder_loss(hidden, encoded.layout, labels, scored_tokens)
+        return DecoderOutput(None, encoded.add_router_loss(total, (labels != IGNORE).sum()))
 
 
 class RetroMAE(MaskedLMWithDecoder):
@@ -76,9 +84,11 @@ class RetroMAE(MaskedLMWithDecoder):
         decoder_labels: Tensor,
         seeds: Tensor,
         hidden_share: float,
+        scored_tokens: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
     ) -> DecoderOutput:
         def firsts_and_labelled(layout: SequenceLayout) -> Tensor:
-            return torch.cat([layout.first_tokens, labelled_tokens(layout, labels)])
+            return torch.cat([layout.first_tokens, labelled_tokens(layout, labels, scored_tokens)])
 
         model = self.encoder.model
         encoded = model.encode(input_ids, cu_seqlens=cu_seqlens, token_indices=firsts_and_labelled)
@@ -96,4 +106,5 @@ class RetroMAE(MaskedLMWithDecoder):
             projection = model.embedding.projection
             queries = queries + (positions if projection is None else projection(positions)).to(queries.dtype)
         decoded = self.decoder(queries, original, layout, seeds.tolist(), hidden_share, memory)
-        return DecoderOutput(encoder_total, self.decoder_loss(decoded, decoder_labels))
+        decoder_total = self.decoder_loss(decoded, layout, decoder_labels, decoder_tokens)
+        return DecoderOutput(encoder_total, decoder_total)

@@ -48,10 +48,16 @@ class MaskedLMWithPooledTerms(TrainingModel):
         return self.encoder
 
     def forward(
-        self, input_ids: Tensor, cu_seqlens: Tensor, labels: Tensor, bags: Tensor | None, z_loss: float = 0.0
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        labels: Tensor,
+        bags: Tensor | None,
+        z_loss: float = 0.0,
+        scored_tokens: Tensor | None = None,
     ) -> PooledOutput:
         encoded = self.encoder.model.encode(input_ids, cu_seqlens=cu_seqlens)
-        indices = labelled_tokens(encoded.layout, labels)
+        indices = labelled_tokens(encoded.layout, labels, scored_tokens)
         masked_lm_total = self.encoder.fused_loss(encoded.hidden[indices], labels[indices], z_loss=z_loss)
         masked_lm_total = encoded.add_router_loss(masked_lm_total, len(indices))
         vectors = pool(upcast(encoded.hidden), encoded.layout, "mean")

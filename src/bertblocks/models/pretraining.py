@@ -75,19 +75,20 @@ class BertBlocksForPreTraining(LanguageModel):
         order_labels: Tensor | None = None,
         return_logits: bool | None = None,
         z_loss: float = 0.0,
+        scored_tokens: Tensor | None = None,
         **options: Unpack[EncoderOptions],
     ) -> PreTrainingOutput:
         """Returns logits and, given labels, the mean loss of labelled tokens plus that of labelled sequences.
 
         `order_labels` has one entry per sequence. A label of -100 does not enter the loss, and either kind of labels
-        may be left out. `z_loss` is that of `BertBlocksForMaskedLM`.
+        may be left out. `z_loss` and `scored_tokens` are those of `BertBlocksForMaskedLM`.
         """
         want_logits = return_logits if return_logits is not None else labels is None or not self.training
         only_labelled = labels is not None and not want_logits
 
         def labelled_and_first(layout: SequenceLayout) -> Tensor:
             assert labels is not None
-            return torch.cat([labelled_tokens(layout, labels), layout.first_tokens])
+            return torch.cat([labelled_tokens(layout, labels, scored_tokens), layout.first_tokens])
 
         encoded = self.model.encode(
             input_ids,

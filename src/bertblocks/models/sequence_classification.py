@@ -17,7 +17,7 @@ from bertblocks.models.masked_lm import IGNORE
 from bertblocks.models.model import BertBlocksModel
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.head import get_classifier_head, keep_firsts, pool
-from bertblocks.nn.layout import SequenceLayout
+from bertblocks.nn.layout import SequenceLayout, to_device
 from bertblocks.nn.linear import Linear
 from bertblocks.nn.numerics import upcast
 
@@ -113,7 +113,7 @@ class BertBlocksForSequenceClassification(BertBlocksPreTrainedModel):
         of its positive examples where a sequence has several labels.
         """
         logits = upcast(logits)
-        weights = None if class_weights is None else class_weights.to(logits)
+        weights = None if class_weights is None else to_device(class_weights.to(logits.dtype), logits.device)
         problem: str | None = self.config.problem_type
         if problem is None:
             is_class = labels.dtype in (torch.long, torch.int)

@@ -212,11 +212,7 @@ class Attention(nn.Module):
         if is_special or type(context.backend) is not CpuBackend or not self.is_plain:
             return None
         call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
-        if (
-            torch.is_grad_enabled()
-            or call.dropout
-            or (kernel := find_attention_kernel(qkv, self.head_dim, call)) is None
-        ):
+        if not call.is_inference or (kernel := find_attention_kernel(qkv, self.head_dim, call)) is None:
             return None
         q, k, v = self.split(qkv)
         return kernel.attention(q, k, v, attention_call(q, k, call, self.rotation(context.layout)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from bertblocks.core.keys import Key, Problem
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.layout import is_capturing
-from bertblocks.nn.linear import Linear
+from bertblocks.nn.linear import Linear, is_untouched
 from bertblocks.nn.mlp import GLU, MLP, mlp_options, register_mlp
 from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.gpu import Gpu, describe_gpu
+from bertblocks.nn.ops.grouped import grouped_linear, runs_grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -136,14 +138,32 @@ class MixtureOfExperts(nn.Module):
         """Sort the assignments by expert, so that each expert computes consecutive tokens in one product."""
         order = chosen.flatten().argsort(stable=True)  # [assignments]
         sorted_x = x.index_select(0, order // self.experts_per_token)
-        # experts without tokens run too: all processes of a sharded model must gather the same weights
-        parts = zip(self.experts, sorted_x.split(self._count(chosen)), strict=True)
-        computed = torch.cat([expert(part) for expert, part in parts])
+        if self.is_grouped(x, describe_gpu(x.device)):
+            computed = self._run_grouped(sorted_x, chosen.flatten()[order])
+        else:
+            # experts without tokens run too: all processes of a sharded model must gather the same weights
+            parts = zip(self.experts, sorted_x.split(self._count(chosen)), strict=True)
+            computed = torch.cat([expert(part) for expert, part in parts])
         unsorted = torch.empty_like(computed).index_copy(0, order, computed)
         return (unsorted.unflatten(0, chosen.shape) * weights[..., None]).sum(dim=1)
 
+    def is_grouped(self, x: Tensor, gpu: Gpu | None) -> bool:
+        """True where one product can compute all experts. It reads their weights, which FSDP shards, without calls."""
+        first: Any = self.experts[0]
+        if not runs_grouped(x, [*first.up.weight.shape, *first.down.weight.shape], gpu):
+            return False
+        experts: list[Any] = list(self.experts)
+        are_plain = all(any(is_untouched(expert, kind) for kind in EXPERTS.values()) for expert in experts)
+        return are_plain and all(is_untouched(layer) for expert in experts for layer in (expert.up, expert.down))
+
+    def _run_grouped(self, x: Tensor, experts: Tensor) -> Tensor:
+        """Compute each row by its expert, `experts`, which are in order; nothing is read from the device."""
+        modules: list[Any] = list(self.experts)
+        hidden = modules[0].hidden(grouped_linear(x, experts, [expert.up for expert in modules]))
+        return grouped_linear(modules[0].dropout(hidden), experts, [expert.down for expert in modules])
+
     def _count(self, chosen: Tensor) -> list[int]:
-        """Return the number of assignments of each expert."""
+        """Return the number of assignments of each expert, which is read from the device."""
         if chosen.is_meta:  # without values, assume equal shares
             share, rest = divmod(chosen.numel(), len(self.experts))
             return [share + (index < rest) for index in range(len(self.experts))]

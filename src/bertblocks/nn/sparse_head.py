@@ -37,5 +37,5 @@ class SparseHead(nn.Module):
         assert self.query_weights is not None
         sequences, tokens = bags
         is_there = torch.zeros(count, len(self.query_weights), device=bags.device)
-        is_there[sequences, tokens] = 1.0
+        is_there = is_there.index_put((sequences, tokens), is_there.new_ones(()))
         return F.pad(is_there * self.query_weights, (0, vocabulary - len(self.query_weights)))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import UInt64, combine
 from bertblocks.data.stream import DocumentChunk, Row
+from bertblocks.models.masked_lm import IGNORE
 
 
 class Objective(ABC):
@@ -124,6 +125,11 @@ def enclose(values: NDArray, lengths: NDArray[np.int64], before: int, after: int
         np.stack([ends - lengths, ends], axis=1).ravel(),
         np.tile([before, after], len(lengths)),
     )
+
+
+def labelled_indices(labels: NDArray[np.int64]) -> Tensor:
+    """The indices of the tokens that have a label, which the host knows before the batch is on its device."""
+    return torch.from_numpy(np.flatnonzero(labels != IGNORE))
 
 
 def cumulative_lengths(lengths: NDArray[np.int64]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose, labelled_indices
 from bertblocks.text.vocabulary import Vocabulary
 
 
@@ -37,6 +37,7 @@ class CausalLanguageModeling(Objective):
             cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
             counts={"causal_lm": len(tokens.ids)},
             labels=torch.from_numpy(labels),
+            scored_tokens=labelled_indices(labels),
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
@@ -44,6 +45,7 @@ class CausalLanguageModeling(Objective):
             input_ids=batch.input_ids,
             cu_seqlens=batch.cu_seqlens,
             labels=batch.labels,
+            scored_tokens=batch.scored_tokens,
             num_items_in_batch=1,
             return_logits=False,
             z_loss=self.z_loss,

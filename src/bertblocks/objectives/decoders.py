@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose, labelled_indices
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
@@ -30,12 +31,19 @@ class RetroMAE(Objective):
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         batch, tokens = self.masking.batch(rows, seed, progress), ChunkTokens.from_rows(rows, seed)
         labels = all_labels(tokens, self.masking.vocabulary)
-        counts = {"encoder": batch.counts["masked_lm"], "decoder": int((labels != IGNORE).sum())}
-        return replace(batch, counts=counts, decoder_labels=labels, seeds=attention_seeds(tokens))
+        decoder_tokens = labelled_indices(labels)
+        return replace(
+            batch,
+            counts={"encoder": batch.counts["masked_lm"], "decoder": len(decoder_tokens)},
+            decoder_labels=torch.from_numpy(labels),
+            decoder_tokens=decoder_tokens,
+            seeds=attention_seeds(tokens),
+        )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
         targets = (batch.labels, batch.decoder_labels)
-        out = model(batch.input_ids, batch.cu_seqlens, *targets, batch.seeds, self.decoder_rate)
+        tokens = (batch.scored_tokens, batch.decoder_tokens)
+        out = model(batch.input_ids, batch.cu_seqlens, *targets, batch.seeds, self.decoder_rate, *tokens)
         return {"encoder": out.encoder_total, "decoder": out.decoder_total}
 
 
@@ -50,23 +58,26 @@ class EnhancedMaskedLM(Objective):
     def batch(self, rows: Sequence[Row], seed: int, progress: float = 0.0) -> FlatBatch:
         tokens, vocabulary = ChunkTokens.from_rows(rows, seed), self.vocabulary
         labels = all_labels(tokens, vocabulary)
+        scored_tokens = labelled_indices(labels)
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(tokens.ids, tokens.lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
-            counts={"decoder": int((labels != IGNORE).sum())},
-            labels=labels,
+            counts={"decoder": len(scored_tokens)},
+            labels=torch.from_numpy(labels),
+            scored_tokens=scored_tokens,
             seeds=attention_seeds(tokens),
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        out = model(batch.input_ids, batch.cu_seqlens, batch.labels, batch.seeds, self.decoder_rate)
+        inputs = (batch.input_ids, batch.cu_seqlens, batch.labels, batch.seeds)
+        out = model(*inputs, self.decoder_rate, batch.scored_tokens)
         return {"decoder": out.decoder_total}
 
 
-def all_labels(tokens: ChunkTokens, vocabulary: Vocabulary) -> Tensor:
+def all_labels(tokens: ChunkTokens, vocabulary: Vocabulary) -> NDArray[np.int64]:
     """The ids of all tokens that are not special."""
     labels = np.where(vocabulary.is_special[tokens.ids], IGNORE, tokens.ids)
-    return torch.from_numpy(enclose(labels, tokens.lengths, IGNORE, IGNORE))
+    return enclose(labels, tokens.lengths, IGNORE, IGNORE)
 
 
 def attention_seeds(tokens: ChunkTokens) -> Tensor:

@@ -12,7 +12,7 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import GOLDEN, combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, enclose, labelled_indices
 from bertblocks.text.vocabulary import Vocabulary
 
 
@@ -39,12 +39,13 @@ class MaskedDiffusion(Objective):
         masked = uniform(draw(tokens.token_keys("hide"), tokens.positions)) < np.repeat(times, tokens.lengths)
         masked &= ordinary
         ids = np.where(masked, vocabulary.mask, tokens.ids)
-        labels = np.where(masked, tokens.ids, IGNORE)
+        labels = enclose(np.where(masked, tokens.ids, IGNORE), tokens.lengths, IGNORE, IGNORE)
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, tokens.lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
             counts={"masked_diffusion": int(ordinary.sum())},
-            labels=torch.from_numpy(enclose(labels, tokens.lengths, IGNORE, IGNORE)),
+            labels=torch.from_numpy(labels),
+            scored_tokens=labelled_indices(labels),
             timesteps=torch.from_numpy(times.astype(np.float32)),
         )
 
@@ -54,6 +55,7 @@ class MaskedDiffusion(Objective):
             cu_seqlens=batch.cu_seqlens,
             labels=batch.labels,
             timesteps=batch.timesteps,
+            scored_tokens=batch.scored_tokens,
             num_items_in_batch=1,
             return_logits=False,
         )

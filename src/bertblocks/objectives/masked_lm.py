@@ -13,7 +13,14 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, Objective, RateSchedule, cumulative_lengths, enclose
+from bertblocks.objectives.base import (
+    ChunkTokens,
+    Objective,
+    RateSchedule,
+    cumulative_lengths,
+    enclose,
+    labelled_indices,
+)
 from bertblocks.objectives.maskings import Masking, mask_tokens
 from bertblocks.text.vocabulary import Vocabulary
 
@@ -73,13 +80,13 @@ class MaskedLanguageModeling(Objective):
     def _make_batch(self, ids: NDArray[np.int64], labels: NDArray[np.int64], lengths: NDArray[np.int64]) -> FlatBatch:
         vocabulary = self.vocabulary
         labels = enclose(labels, lengths, IGNORE, IGNORE)
-        indices = np.flatnonzero(labels != IGNORE)
+        scored_tokens = labelled_indices(labels)
         return FlatBatch(
             input_ids=torch.from_numpy(enclose(ids, lengths, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(lengths + self.overhead),
-            counts={"masked_lm": len(indices)},
+            counts={"masked_lm": len(scored_tokens)},
             labels=torch.from_numpy(labels),
-            scored_tokens=torch.from_numpy(indices),
+            scored_tokens=scored_tokens,
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:

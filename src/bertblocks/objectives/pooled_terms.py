@@ -41,7 +41,9 @@ class MaskedLMWithPooledTerms(Objective):
         return replace(batch, counts=counts, bags=bags)
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        out = model(batch.input_ids, batch.cu_seqlens, batch.labels, batch.bags, self.masking.z_loss)
+        out = model(
+            batch.input_ids, batch.cu_seqlens, batch.labels, batch.bags, self.masking.z_loss, batch.scored_tokens
+        )
         losses = {"masked_lm": out.masked_lm_total}
         if self.bag_of_subwords:
             losses["bag_of_subwords"] = self.bag_of_subwords * out.bag_total

@@ -29,5 +29,10 @@ class ReplacedTokens(Objective):
         return replace(batch, counts=counts)
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        out = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens, labels=batch.labels)
+        out = model(
+            input_ids=batch.input_ids,
+            cu_seqlens=batch.cu_seqlens,
+            labels=batch.labels,
+            scored_tokens=batch.scored_tokens,
+        )
         return {"generator": out.generator_total, "discriminator": self.weight * out.discriminator_total}

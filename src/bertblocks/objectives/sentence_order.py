@@ -13,7 +13,7 @@ from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, draw, uniform
 from bertblocks.data.stream import Row
 from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths
+from bertblocks.objectives.base import ChunkTokens, Objective, cumulative_lengths, labelled_indices
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 
@@ -46,6 +46,7 @@ class SentenceOrder(Objective):
         order_labels = np.where(tokens.lengths > 1, swapped, IGNORE).astype(np.int64)
         counts = {"sentence_order": int((order_labels != IGNORE).sum())}
         if labels is not None:
+            labels = _enclose_pairs(labels[order], sizes, IGNORE, IGNORE)
             counts = {"masked_lm": int((labels != IGNORE).sum()), **counts}
         types = np.repeat(np.tile([0, 1], len(sizes)), (sizes + np.array([2, 1])).ravel())
         vocabulary = self.vocabulary
@@ -53,7 +54,8 @@ class SentenceOrder(Objective):
             input_ids=torch.from_numpy(_enclose_pairs(ids[order], sizes, vocabulary.cls, vocabulary.sep)),
             cu_seqlens=cumulative_lengths(tokens.lengths + self.overhead),
             counts=counts,
-            labels=None if labels is None else torch.from_numpy(_enclose_pairs(labels[order], sizes, IGNORE, IGNORE)),
+            labels=None if labels is None else torch.from_numpy(labels),
+            scored_tokens=None if labels is None else labelled_indices(labels),
             token_type_ids=torch.from_numpy(types) if self.token_types else None,
             order_labels=torch.from_numpy(order_labels),
         )
@@ -65,6 +67,7 @@ class SentenceOrder(Objective):
             token_type_ids=batch.token_type_ids,
             labels=batch.labels,
             order_labels=batch.order_labels,
+            scored_tokens=batch.scored_tokens,
             return_logits=False,
             z_loss=0.0 if self.masking is None else self.masking.z_loss,
         )

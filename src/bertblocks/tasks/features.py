@@ -20,7 +20,7 @@ class Feature:
     target: Any = None
 
 
-def make_batch(features: Sequence[Feature], labels: Tensor, count: int) -> FlatBatch:
+def make_batch(features: Sequence[Feature], labels: Tensor | None, count: int) -> FlatBatch:
     """Joins features into a flat batch; the summed loss is divided by `count`."""
     ids, types = [feature.ids for feature in features], [feature.types for feature in features]
     return FlatBatch.from_sequences(ids, types, labels, {"loss": count})

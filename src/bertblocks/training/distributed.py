@@ -44,17 +44,19 @@ class World:
     main_group: dist.ProcessGroup | None = None
     #: What processes tell each other apart from collective operations.
     store: dist.Store | None = None
+    #: The group for numbers that are on the host, which do not wait for a GPU; None for the default group.
+    host_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over all processes, in double precision."""
+        """Sums numbers of the host over all processes, in double precision."""
         if self.size == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.host_group)
         return total.tolist()
 
     def local_range(self, count: int) -> range:
@@ -104,12 +106,18 @@ def join(device: str = "auto") -> World:
         atexit.register(_leave)  # a program may train several times, but can join only once
     if size == 1:
         return World(0, 1, own_device)
-    return World(dist.get_rank(), size, own_device, _main_group(), _store())
+    host_group = _host_group() if kind == "cuda" else None
+    return World(dist.get_rank(), size, own_device, _main_group(), _store(), host_group)
 
 
 @cache
 def _main_group() -> dist.ProcessGroup:
     return dist.new_group(timeout=MAIN_TIMEOUT, backend="gloo")
+
+
+@cache
+def _host_group() -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo")
 
 
 @cache

@@ -19,6 +19,7 @@ from bertblocks.analysis.flops import HEAD
 from bertblocks.core.registry import nearest
 from bertblocks.models import BertBlocksPreTrainedModel, GeneratorAndDiscriminator, TrainingModel
 from bertblocks.nn.backends.kernels import KERNELS, AttentionCall, choose_kernel, explain
+from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.nn.ops.gpu import Gpu, has_varlen_attention
 from bertblocks.training.build import expected_config
 from bertblocks.training.compilation import DTYPES, why_not_whole_model
@@ -52,7 +53,7 @@ GPUS = {
     "rtx4090": GpuModel(165e12, 24e9, (8, 9)),
     "h100": GpuModel(989e12, 80e9, (9, 0), 0.25, MODERNBERT),
     "h200": GpuModel(989e12, 141e9, (9, 0)),
-    "b200": GpuModel(2250e12, 192e9, (10, 0)),
+    "b200": GpuModel(2250e12, 180e9, (10, 0)),
     "mi300x": GpuModel(1307e12, 192e9, (9, 4), is_rocm=True),
 }
 
@@ -181,10 +182,26 @@ def choose_kernels(model: BertBlocksPreTrainedModel, recipe: Recipe, gpu: str) -
         label = "sdpa, padded" if kernel is None else KERNELS[kernel][0]
         kinds.setdefault((label, reason), []).append(index)
     choices = [KernelChoice("attention", _ranges(layers), *kind) for kind, layers in kinds.items()]
+    choices += _choose_for_experts(model, device, DTYPES[precision], recipe.run.parallel != "ddp")
     every = _ranges(range(len(model.base_model.encoder.order)))
     why = why_not_whole_model(model, device, precision) if recipe.run.compile else "run.compile is false"
     fused = "torch.compile, whole layers" if why is None else "Liger where it is installed, own kernels, or torch"
     return [*choices, KernelChoice("norms, GLU, rotary", every, fused, why or "")]
+
+
+def _choose_for_experts(
+    model: BertBlocksPreTrainedModel, gpu: Gpu, dtype: torch.dtype, is_sharded: bool
+) -> list[KernelChoice]:
+    kinds: dict[str, list[int]] = {}
+    for index, group in enumerate(model.base_model.encoder.order):
+        mixture = model.base_model.encoder.layers[group].mlp
+        if isinstance(mixture, MixtureOfExperts):
+            has_kernel = mixture.is_grouped(torch.zeros(0, dtype=dtype), gpu)
+            reason = "" if has_kernel else "torch has no kernel for this GPU, precision or size"
+            reason = "the weights are sharded" if has_kernel and is_sharded else reason
+            kinds.setdefault(reason, []).append(index)
+    names = {reason: "one expert after the other" if reason else "one product" for reason in kinds}
+    return [KernelChoice("experts", _ranges(layers), names[reason], reason) for reason, layers in kinds.items()]
 
 
 def _ranges(indices: Sequence[int]) -> str:

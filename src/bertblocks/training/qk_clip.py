@@ -66,10 +66,10 @@ def max_logits(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
         queries, keys = (x[tokens].transpose(0, 1) for x in (q, k))  # [heads, length, head_dim]
         index = torch.arange(queries.shape[1], device=q.device)
         real = None if layout.key_mask is None else layout.key_mask.flatten()[tokens]
-        for part in index.split(MAX_QUERIES):
-            near = index
+        for start in range(0, len(index), MAX_QUERIES):
+            part, near = index[start : start + MAX_QUERIES], index
             if pattern.half_window is not None and not pattern.num_global_tokens:
-                near = index[max(int(part[0]) - pattern.half_window, 0) : int(part[-1]) + pattern.half_window + 1]
+                near = index[max(start - pattern.half_window, 0) : start + len(part) + pattern.half_window]
             visible = pattern.visible(part[:, None], near)
             if real is not None:
                 visible = visible & real[part, None] & real[near]

@@ -109,6 +109,11 @@ class AttentionContext:
     #: A logit per head that joins the softmax over the keys of each query.
     sinks: Tensor | None = None
 
+    @property
+    def is_inference(self) -> bool:
+        """True without gradients and dropout, so that a kernel needs to keep nothing for a backward pass."""
+        return not torch.is_grad_enabled() and not self.dropout
+
 
 class AttentionBackend(ABC):
     """One way to compute attention over the sequences of a layout."""

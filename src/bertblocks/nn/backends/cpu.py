@@ -48,7 +48,7 @@ class CpuBackend(SdpaBackend):
         kernel = find_attention_kernel(q, q.shape[-1], context)
         if kernel is not None and all(x.stride()[1:] == (q.shape[-1], 1) for x in (q, k, v)):
             call = attention_call(q, k, context)
-            if not torch.is_grad_enabled() and not context.dropout:
+            if context.is_inference:
                 return kernel.attention(q, k, v, call)
             if call.longest <= LONGEST_TRAINED:
                 seed = int(torch.randint(2**62, ())) if context.dropout else 0

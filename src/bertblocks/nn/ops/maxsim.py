@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertblocks.nn.layout import to_device
 from bertblocks.nn.ops.linear import linear, not_cast
 
 #: Dot products to hold at a time.
@@ -59,7 +60,8 @@ def maxsim(queries: Tensor, query_lengths: Sequence[int], documents: Tensor, doc
 class BestTokens(torch.autograd.Function):
     """The highest dot product of every document with every query token, `[documents, query tokens]`.
 
-    The backward pass multiplies with a sparse matrix of the chosen tokens, so dot products are never kept.
+    The backward pass multiplies with a sparse matrix of the chosen tokens, so dot products are never kept. A GPU would
+    wait for the size of that matrix; there the vectors of chosen tokens are added up, some documents at a time.
     """
 
     @staticmethod
@@ -73,18 +75,31 @@ class BestTokens(torch.autograd.Function):
                 chosen[number] = index + start
             start += length
         ctx.save_for_backward(queries, documents, chosen)
-        ctx.has_tokens = torch.tensor([length > 0 for length in lengths], device=queries.device)
+        ctx.filled = [number for number, length in enumerate(lengths) if length]
         return best
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
         queries, documents, chosen = ctx.saved_tensors
-        chosen, gradient = chosen[ctx.has_tokens], gradient[ctx.has_tokens]
+        filled = to_device(torch.tensor(ctx.filled, dtype=torch.long), queries.device)
+        chosen, gradient = chosen.index_select(0, filled), gradient.index_select(0, filled)
+        if queries.device.type != "cpu":
+            return *_add_chosen(queries, documents, chosen, gradient), None
         places = torch.stack((chosen.flatten(), torch.arange(len(queries), device=chosen.device).repeat(len(chosen))))
         shape = (len(documents), len(queries))
         weights = torch.sparse_coo_tensor(places, gradient.flatten(), shape, check_invariants=False)
         query_gradient = torch.sparse.mm(weights.t(), documents.to(gradient.dtype)).to(queries.dtype)
         return query_gradient, torch.sparse.mm(weights, queries.to(gradient.dtype)).to(documents.dtype), None
+
+
+def _add_chosen(queries: Tensor, documents: Tensor, chosen: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of queries and documents, given those of the `[documents, query tokens]` chosen tokens."""
+    for_queries, for_documents = (torch.zeros_like(x, dtype=gradient.dtype) for x in (queries, documents))
+    step = max(1, DOTS_AT_ONCE // max(queries.numel(), 1))
+    for index, weights in zip(chosen.split(step), gradient[..., None].split(step), strict=True):
+        for_queries += (documents[index] * weights).sum(0)
+        for_documents.index_add_(0, index.flatten(), (queries * weights).flatten(0, 1).to(gradient.dtype))
+    return for_queries.to(queries.dtype), for_documents.to(documents.dtype)
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
@@ -106,13 +121,11 @@ def _blocks(lengths: Sequence[int], query_tokens: int) -> Iterator[tuple[int, Se
 
 def _best(dots: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return `[documents, query tokens]` from `[document tokens, query tokens]`."""
-    sizes = torch.tensor(lengths, device=dots.device)
+    sizes = to_device(torch.tensor(lengths), dots.device)
     return torch.segment_reduce(dots.to(_sum_dtype(dots)), "max", lengths=sizes, initial=NO_TOKENS)
 
 
 def _sum_queries(best: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return `[documents, queries]` from `[documents, query tokens]`; a document without tokens scores NO_TOKENS."""
-    owners = torch.arange(len(lengths), device=best.device).repeat_interleave(
-        torch.tensor(lengths, dtype=torch.long, device=best.device)
-    )
+    owners = to_device(torch.repeat_interleave(torch.tensor(lengths, dtype=torch.long)), best.device)
     return best.new_zeros(len(best), len(lengths)).index_add(1, owners, best).clamp(min=NO_TOKENS)

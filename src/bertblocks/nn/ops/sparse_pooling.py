@@ -204,7 +204,11 @@ class SparsePooling(torch.autograd.Function):
             gradients = _sum_gradients(hidden, weight, bias, above, lengths, activation, dtype)
         else:
             hidden, weight, bias, best, tokens = ctx.saved_tensors
-            gradients = _max_gradients(hidden, weight, bias, above * _slope(best, activation), tokens)
+            gradient = above * _slope(best, activation)
+            if hidden.device.type == "cpu":
+                gradients = _max_gradients(hidden, weight, bias, gradient, tokens)
+            else:  # a GPU would wait for the number of entries
+                gradients = _tiled_max_gradients(hidden, weight, bias, gradient, tokens, lengths, dtype)
         return (*gradients, None, None, None, None)
 
 
@@ -232,6 +236,35 @@ def _max_gradients(
     for_weight = _weighted_rows(upcast(hidden), tokens, values, entries, len(weight))
     order = tokens.argsort()
     for_hidden = _weighted_rows(upcast(weight), entries[order], values[order], tokens[order], len(hidden))
+    return (
+        for_hidden.to(hidden.dtype),
+        for_weight.to(weight.dtype),
+        None if bias is None else gradient.sum(0).to(bias.dtype),
+    )
+
+
+def _tiled_max_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gradient: Tensor,  # [sequences, vocabulary], of the largest logits
+    tokens: Tensor,
+    lengths: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Write the entries into tiles of tokens x vocabulary, and multiply these."""
+    own, rows = hidden.to(dtype), weight.to(dtype)
+    for_hidden, for_weight = torch.zeros_like(upcast(hidden)), torch.zeros_like(upcast(weight))
+    for part, tile in _tiles(lengths, len(weight)):
+        token_range, sequences = _tokens(part), slice(part[0].sequences.start, part[-1].sequences.stop)
+        count = token_range.stop - token_range.start
+        index = tokens[sequences, tile].long() - token_range.start
+        is_inside = (index >= 0) & (index < count)  # a long sequence has other parts
+        values = gradient[sequences, tile].masked_fill(~is_inside, 0.0)
+        logits_gradient = values.new_zeros(count, values.shape[1]).scatter_add_(0, index.clamp(0, count - 1), values)
+        logits_gradient = logits_gradient.to(dtype)
+        for_hidden[token_range] += linear(logits_gradient, rows[tile].t(), None)
+        for_weight[tile] += logits_gradient.t() @ own[token_range]
     return (
         for_hidden.to(hidden.dtype),
         for_weight.to(weight.dtype),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bertblocks.nn.layout import to_device
 from bertblocks.nn.ops.linear import not_cast
 from bertblocks.tasks.gather import gather, gather_ragged, rank
 
@@ -49,14 +50,16 @@ class Contrast:
     def __call__(
         self, queries: Tensor, positives: Tensor, negatives: Tensor | None = None, owners: Tensor | None = None
     ) -> Tensor:
-        """Computes the mean loss of vectors of length 1; `owners` has the row of the query of each hard negative."""
-        rows = torch.arange(len(queries), device=queries.device)
-        targets = len(queries) * rank() + rows
+        """Computes the mean loss of vectors of length 1.
+
+        `owners` has the row of the query of each hard negative, on the host.
+        """
+        targets = len(queries) * rank() + torch.arange(len(queries), device=queries.device)
         candidates = gather(positives)
-        columns = rows[:0]
+        columns = torch.zeros(0, dtype=torch.long)
         if negatives is not None and owners is not None:
             others, first = gather_ragged(negatives)
-            columns = len(candidates) + first + torch.arange(len(negatives), device=queries.device)
+            columns = len(candidates) + first + torch.arange(len(negatives))
             candidates = torch.cat((candidates, others))
         else:
             owners = columns
@@ -64,7 +67,8 @@ class Contrast:
         for start in range(0, len(queries), QUERIES):
             part = slice(start, start + QUERIES)
             own = (owners >= start) & (owners < start + QUERIES)
-            inputs = (queries[part], candidates, targets[part], owners[own] - start, columns[own])
+            places = (to_device(index, queries.device) for index in (owners[own] - start, columns[own]))
+            inputs = (queries[part], candidates, targets[part], *places)
             is_whole = len(queries) <= QUERIES
             losses.append(self._sum(*inputs) if is_whole else self._sum_again(*inputs))
         return torch.stack(losses).sum() / len(queries)

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine
-from bertblocks.models.masked_lm import IGNORE
-from bertblocks.objectives.base import ChunkTokens, cumulative_lengths
+from bertblocks.objectives.base import ChunkTokens, cumulative_lengths, labelled_indices
 from bertblocks.objectives.masked_lm import MaskedLanguageModeling
 from bertblocks.tasks.features import Feature
 from bertblocks.text.vocabulary import Vocabulary
@@ -41,11 +40,13 @@ class TextMasking:
             stream_indices=np.arange(len(texts)),
         )
         ids, labels = self.objective.mask(tokens, progress=0.0)
+        scored_tokens = labelled_indices(labels)
         return FlatBatch(
             input_ids=torch.from_numpy(ids),
             cu_seqlens=cumulative_lengths(lengths),
             labels=torch.from_numpy(labels),
-            counts={TERM: int((labels != IGNORE).sum())},
+            scored_tokens=scored_tokens,
+            counts={TERM: len(scored_tokens)},
         )
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:

@@ -162,9 +162,10 @@ class EmbedTask(FineTuneTask):
         """Joins all first texts, then all second texts, then the negatives of each example."""
         firsts, seconds = [own[0] for own in features], [own[1] for own in features]
         negatives = [feature for own in features for feature in own[2:]]
-        scores = [float("nan") if own[0].target is None else own[0].target for own in features]
-        labels = torch.tensor([[score, len(own) - 2] for score, own in zip(scores, features, strict=True)])
-        return make_batch([*firsts, *seconds, *negatives], labels, len(features))
+        scores = [own[0].target for own in features]  # all or none have one
+        labels = None if None in scores else torch.tensor(scores)
+        batch = make_batch([*firsts, *seconds, *negatives], labels, len(features))
+        return replace(batch, list_lengths=torch.tensor([len(own) - 2 for own in features]))
 
     def collate(self, step: int, features: Sequence[Sequence[Feature]]) -> FlatBatch:
         if self.masking is not None and self.is_side_step(step):
@@ -187,20 +188,22 @@ class EmbedTask(FineTuneTask):
         return upcast(model(**batch.inputs).pooler_output)
 
     def compare(self, outputs: Sequence[Tensor], batches: Sequence[FlatBatch]) -> dict[str, Tensor]:
-        labels = torch.cat([batch.labels for batch in batches if batch.labels is not None])
+        scores = [batch.labels for batch in batches if batch.labels is not None]
+        negatives = torch.cat([batch.list_lengths for batch in batches if batch.list_lengths is not None])
         columns = zip(*(_split(output, batch) for output, batch in zip(outputs, batches, strict=True)), strict=True)
         parts = [torch.cat(column) for column in columns]
         width = parts[0].shape[-1]
         sizes = [*sorted(size for size in self.settings.dimensions if size < width), width]
-        losses = [self._loss([F.normalize(part[:, :size], dim=-1) for part in parts], labels) for size in sizes]
-        return {"loss": torch.stack(losses).mean() * len(labels)}
+        owners, targets = torch.repeat_interleave(negatives), torch.cat(scores) if scores else None
+        losses = [
+            self._loss([F.normalize(part[:, :size], dim=-1) for part in parts], owners, targets) for size in sizes
+        ]
+        return {"loss": torch.stack(losses).mean() * len(negatives)}
 
-    def _loss(self, parts: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Computes the mean loss over the batch, for vectors of length 1."""
+    def _loss(self, parts: Sequence[Tensor], owners: Tensor, scores: Tensor | None) -> Tensor:
+        """Computes the mean loss over the batch, for vectors of length 1; `owners` are those of the negatives."""
         firsts, seconds, negatives = parts
-        scores, counts = labels.unbind(1)
-        if bool(scores.isnan().any()):
-            owners = torch.arange(len(labels), device=labels.device).repeat_interleave(counts.long())
+        if scores is None:
             return self.contrast(firsts, seconds, negatives, owners)
         similarities = (firsts * seconds).sum(-1)
         if self.settings.loss == "cosine":
@@ -255,8 +258,7 @@ class EmbedTask(FineTuneTask):
 
 def _split(vectors: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor, Tensor]:
     """The vectors of first texts, second texts and negatives."""
-    assert batch.labels is not None
-    count = len(batch.labels)
+    count = batch.counts["loss"]
     return vectors[:count], vectors[count : 2 * count], vectors[2 * count :]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,11 +30,13 @@ class MultiFeature:
 class MultiBatch(FlatBatch):
     """All queries, then all documents; the labels are the targets of the documents."""
 
+    on_host: ClassVar[frozenset[str]] = FlatBatch.on_host | {"seen", "vectors"}
+
     seen: Tensor | None = None  # [sequences], tokens that are attended to
-    kept: Tensor | None = None  # [tokens], whether a token gets a vector
+    kept: Tensor | None = None  # the indices of the tokens that get a vector
+    vectors: Tensor | None = None  # [sequences], the number of these tokens
     keys: Tensor | None = None  # [sequences], hashes of texts
     gains: Tensor | None = None  # [documents]
-    sizes: Tensor | None = None  # [queries], the number of documents of each
 
     @classmethod
     def from_features(cls, features: Sequence[MultiFeature]) -> MultiBatch:
@@ -41,10 +44,8 @@ class MultiBatch(FlatBatch):
         segments = [*queries, *documents]
         sequences = [segment.sequence for segment in segments]
         flat = FlatBatch.from_sequences([own.ids for own in sequences], [own.types for own in sequences])
-        kept = torch.zeros(len(flat.input_ids), dtype=torch.bool)
+        chosen = [sorted({*(own.token_indices or ())}) for own in segments]
         starts = flat.cu_seqlens.tolist()
-        places = [start + i for start, own in zip(starts, segments, strict=False) for i in own.token_indices or ()]
-        kept[places] = True
         keys = [*(own.keys[0] for own in features), *(key for own in features for key in own.keys[1:])]
         return cls(
             flat.input_ids,
@@ -52,21 +53,21 @@ class MultiBatch(FlatBatch):
             flat.token_type_ids,
             torch.tensor([target for own in features for target in own.targets]),
             counts={"loss": len(features)},
+            list_lengths=torch.tensor([len(own.documents) for own in features]),
             seen=torch.tensor([segment.seen for segment in segments]),
-            kept=kept,
+            kept=torch.tensor([start + i for start, own in zip(starts, chosen, strict=False) for i in own]),
+            vectors=torch.tensor([len(own) for own in chosen]),
             keys=torch.tensor(keys),
             gains=torch.tensor([gain for own in features for gain in own.gains]),
-            sizes=torch.tensor([len(own.documents) for own in features]),
         )
 
     @property
     def lengths(self) -> tuple[list[int], list[int]]:
         """The number of vectors of each query and of each document."""
-        assert self.kept is not None
-        assert self.sizes is not None
-        totals = torch.cat((self.kept.new_zeros(1, dtype=torch.long), self.kept.cumsum(0)))
-        counts = totals[self.cu_seqlens.long()].diff().tolist()
-        return counts[: len(self.sizes)], counts[len(self.sizes) :]
+        assert self.vectors is not None
+        assert self.list_lengths is not None
+        counts, queries = self.vectors.tolist(), len(self.list_lengths)
+        return counts[:queries], counts[queries:]
 
 
 def hash_text(text: str) -> int:
@@ -83,4 +84,4 @@ def find_false_negatives(batch_queries: Tensor, query_of: Tensor, keys: Tensor, 
     same_query = batch_queries[:, None] == query_of
     is_relevant = same_query & (gains > 0)
     is_relevant = is_relevant | (keys[own][:, None] == keys)
-    return is_relevant.index_put((torch.arange(len(own), device=own.device), own), torch.zeros((), dtype=torch.bool))
+    return is_relevant.scatter(1, own[:, None], False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bertblocks.checkpoints.sentence_transformers.multi_vector import MultiVectorSettings
 from bertblocks.inference.splitting import Segment, SequenceSplitter, TooLong
+from bertblocks.nn.layout import to_device
 from bertblocks.text.encoding import EncodedSequence, TextTokenizer, TokenizedText
 
 ROLES = ("query", "document")
@@ -118,7 +119,7 @@ def token_vectors(run: Callable[..., Tensor], inputs: dict[str, Tensor], seen: S
     for width, group in itertools.groupby(sorted(tailed, key=lengths.__getitem__), key=lengths.__getitem__):
         numbers = list(group)
         columns = torch.arange(width, device=inputs["input_ids"].device)
-        visible = torch.tensor([seen[number] for number in numbers], device=columns.device)
+        visible = to_device(torch.tensor([seen[number] for number in numbers]), columns.device)
         rows = {name: torch.stack([parts[name][number] for number in numbers]) for name in names}
         out = run(**rows, attention_mask=columns < visible[:, None], has_unseen_tokens=True)
         vectors.update(zip(numbers, out.split(width), strict=True))
@@ -126,6 +127,6 @@ def token_vectors(run: Callable[..., Tensor], inputs: dict[str, Tensor], seen: S
     if others:
         flat = {name: torch.cat([parts[name][number] for number in others]) for name in names}
         sizes = [lengths[number] for number in others]
-        bounds = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=flat["input_ids"].device)
+        bounds = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)  # read on the host
         vectors.update(zip(others, run(**flat, cu_seqlens=bounds).split(sizes), strict=True))
     return [vectors[number] for number in range(len(lengths))]

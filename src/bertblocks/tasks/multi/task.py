@@ -26,10 +26,11 @@ from bertblocks.checkpoints.sentence_transformers.multi_vector import (
     save_multi_vector,
 )
 from bertblocks.nn.embedding_head import Dense, Normalize
+from bertblocks.nn.layout import to_device
 from bertblocks.nn.ops.maxsim import maxsim
 from bertblocks.nn.token_head import TokenHead
 from bertblocks.tasks.base import Evaluated, FineTuneTask
-from bertblocks.tasks.gather import gather_ragged
+from bertblocks.tasks.gather import gather_numbers, gather_ragged
 from bertblocks.tasks.multi.batches import MultiBatch, MultiFeature, find_false_negatives, hash_text
 from bertblocks.tasks.multi.scores import score_multi
 from bertblocks.tasks.multi.sequences import RoleTokenizer, token_vectors
@@ -188,17 +189,17 @@ class MultiTask(FineTuneTask):
         parts = [output.split([sum(own) for own in sizes]) for output, sizes in zip(outputs, lengths, strict=True)]
         queries, documents = (torch.cat(side) for side in zip(*parts, strict=True))
         query_lengths, document_lengths = (list(chain(*side)) for side in zip(*lengths, strict=True))
-        sizes, gains = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("sizes", "gains"))
-        owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+        sizes, gains = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("list_lengths", "gains"))
+        owners = to_device(torch.repeat_interleave(sizes), gains.device)
         temperature = self.settings.temperature
         if self._loss == "contrast":
-            keys = [batch.keys.split([len(batch.sizes), len(batch.gains)]) for batch in batches]
+            keys = [batch.keys.split([len(batch.list_lengths), len(batch.gains)]) for batch in batches]
             query_keys, document_keys = (torch.cat(side) for side in zip(*keys, strict=True))
-            everything, first = gather_ragged(torch.tensor(document_lengths, device=sizes.device))
-            own = sizes.cumsum(0) - sizes + first
+            everything, first = gather_numbers(document_lengths, gains.device)
+            own = to_device(sizes.cumsum(0) - sizes + first, gains.device)
             query_of, texts, relevant = (gather_ragged(x)[0] for x in (query_keys[owners], document_keys, gains))
             hidden = find_false_negatives(query_keys, query_of, texts, relevant, own)
-            scores = self._score(queries, query_lengths, gather_ragged(documents)[0], everything.tolist())
+            scores = self._score(queries, query_lengths, gather_ragged(documents)[0], everything)
             logits = scores.masked_fill(hidden, float("-inf")) / temperature
             return {"loss": F.cross_entropy(logits, own, reduction="sum")}
         scores = self._score(queries, query_lengths, documents, document_lengths)
@@ -215,7 +216,7 @@ class MultiTask(FineTuneTask):
         """Scores all queries against all documents."""
         scores = maxsim(queries, query_lengths, documents, document_lengths)
         if self.embedding.similarity == "meanmaxsim":
-            scores = scores / torch.tensor(query_lengths, device=scores.device).clamp(min=1)[:, None]
+            scores = scores / to_device(torch.tensor(query_lengths), scores.device).clamp(min=1)[:, None]
         return scores
 
     def evaluate(self, predictor: Predictor, examples: Sequence[RetrievalExample]) -> Evaluated:

@@ -182,27 +182,27 @@ class RerankTask(FineTuneTask):
         return replace(item, documents=[item.documents[index] for index in chosen], targets=targets)
 
     def batch(self, features: Sequence[RerankFeature]) -> FlatBatch:
-        """Joins the pairs of all lists; the labels are the target of each pair and the number of its list."""
+        """Joins the pairs of all lists; the labels are the targets of pairs."""
         pairs = [cut_pair(item.query, document, self._room) for item in features for document in item.documents]
         sequences = [self._tokenizer.add_special_tokens(*pair) for pair in pairs]
-        targets = torch.tensor([target for item in features for target in item.targets])
-        owners = torch.repeat_interleave(torch.tensor([len(item.documents) for item in features]))
         count = len(features) if self._loss in LIST_LOSSES else len(pairs)
-        return FlatBatch.from_sequences(
+        batch = FlatBatch.from_sequences(
             [sequence.ids for sequence in sequences],
             [sequence.types for sequence in sequences],
-            torch.stack((targets, owners.float())),
+            torch.tensor([target for item in features for target in item.targets]),
             {"loss": count},
         )
+        return replace(batch, list_lengths=torch.tensor([len(item.documents) for item in features]))
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        assert batch.labels is not None
+        targets, lengths = batch.labels, batch.list_lengths
+        assert targets is not None
+        assert lengths is not None
         output = model(**batch.inputs)
         scores = upcast(output.pooler_output if self._has_layers else output.logits).flatten()
-        targets, owners = batch.labels
         if self._loss in LIST_LOSSES:
             compare: Callable[..., Tensor] = list_cross_entropy if self._loss == "cross_entropy" else margin_mse
-            return {"loss": compare(scores, targets, owners.long().bincount().tolist())}
+            return {"loss": compare(scores, targets, lengths.tolist())}
         return {"loss": (binary_cross_entropy if self._loss == "bce" else squared_error)(scores, targets)}
 
     def baselines(

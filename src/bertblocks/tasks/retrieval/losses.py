@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bertblocks.nn.layout import to_device
+
 
 def split_lists(values: Tensor, lengths: Sequence[int], fill: float) -> Tensor:
     """`[documents]` -> `[lists, longest]`; `fill` stands where a list has ended.
@@ -59,7 +61,7 @@ def margin_mse(scores: Tensor, targets: Tensor, lengths: Sequence[int]) -> Tenso
         1.0
     """
     errors = split_lists(scores - targets, lengths, 0.0)
-    sizes = torch.tensor(lengths, device=scores.device)
+    sizes = to_device(torch.tensor(lengths), scores.device)
     is_real = torch.arange(errors.shape[1], device=scores.device) < sizes[:, None]
     squares = (errors[:, :1] - errors).square() * is_real
     return (squares.sum(dim=1) / (sizes - 1).clamp(min=1)).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -77,13 +77,11 @@ def make_batch(features: Sequence[SparseFeature], has_bags: bool) -> FlatBatch:
         torch.tensor(rows, dtype=torch.float64),
         dict.fromkeys(terms, len(features)),
     )
+    batch = replace(batch, list_lengths=torch.tensor([len(feature.documents) for feature in features]))
     if not has_bags:
         return batch
     entries = [(number, token) for number, feature in enumerate(features) for token in sorted({*feature.query.ids})]
-    bags = torch.tensor(entries, dtype=torch.long).view(-1, 2).t()
-    return FlatBatch(
-        batch.input_ids, batch.cu_seqlens, batch.token_type_ids, batch.labels, bags=bags, counts=batch.counts
-    )
+    return replace(batch, bags=torch.tensor(entries, dtype=torch.long).view(-1, 2).t())
 
 
 def find_hidden(labels: Tensor, own: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from bertblocks.checkpoints.sentence_transformers import EmbeddingSettings
 from bertblocks.checkpoints.sentence_transformers.sparse_encoder import SparseEncoderSettings, save_sparse_encoder
 from bertblocks.data.flat_batch import FlatBatch
+from bertblocks.nn.layout import to_device
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.linear import not_cast
 from bertblocks.tasks.base import Evaluated, FineTuneTask
@@ -24,7 +25,6 @@ from bertblocks.tasks.retrieval.examples import RetrievalExample, Shape, read_re
 from bertblocks.tasks.retrieval.losses import kl_divergence, margin_mse
 from bertblocks.tasks.settings import SparseSettings
 from bertblocks.tasks.sparse.lists import (
-    IS_FIRST,
     TARGET,
     SparseFeature,
     find_hidden,
@@ -190,23 +190,22 @@ class SparseTask(FineTuneTask):
         queries = torch.cat([output[:count] for output, count in zip(outputs, counts, strict=True)])
         documents = torch.cat([output[count:] for output, count in zip(outputs, counts, strict=True)])
         labels = torch.cat([batch.labels for batch in batches if batch.labels is not None])
+        lengths = torch.cat([batch.list_lengths for batch in batches if batch.list_lengths is not None])
         with not_cast(queries):
-            return self._losses(queries, documents, labels)
+            return self._losses(queries, documents, labels, lengths)
 
-    def _losses(self, queries: Tensor, documents: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _losses(self, queries: Tensor, documents: Tensor, labels: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         everything, first = gather_ragged(documents)
-        starts = (labels[:, IS_FIRST] == 1).nonzero().squeeze(1)
         if self.loss == "contrast":
             all_labels, _ = gather_ragged(labels)
-            own = starts + first
+            own = to_device(lengths.cumsum(0) - lengths + first, labels.device)
             hidden = find_hidden(all_labels, own)
             ranking = contrast(queries, everything, own, hidden, self.settings.temperature)
         else:
-            owners = (labels[:, IS_FIRST] == 1).cumsum(0) - 1
-            lengths = owners.bincount().tolist()
+            owners = to_device(torch.repeat_interleave(lengths), labels.device)
             scores = (queries[owners] * documents).sum(-1)
             measure = margin_mse if self.loss == "margin_mse" else kl_divergence
-            ranking = measure(scores, labels[:, TARGET].to(scores), lengths)
+            ranking = measure(scores, labels[:, TARGET].to(scores), lengths.tolist())
         # means over the batch, times the number of queries that they are divided by
         losses = {"ranking": ranking, "document_flops": self.document_weight * flops(everything) * len(queries)}
         if self.queries == "encoded":

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.data.hashing import combine, draw, uniform
 from bertblocks.models import BertBlocksPreTrainedModel
-from bertblocks.models.masked_lm import IGNORE, LanguageModel
+from bertblocks.models.masked_lm import LanguageModel
 from bertblocks.training.distillation.losses import hidden_loss, logit_loss
 from bertblocks.training.distillation.method import Item, TextMethod
 from bertblocks.training.distillation.models import Student, Teacher, require_same_vocabulary
@@ -81,9 +81,9 @@ class HiddenMethod(TextMethod):
         is_masked = (keys < self.settings.mask_rate) & ~np.isin(ids, list(self.special))
         if not is_masked.any():
             is_masked[np.argmin(np.where(np.isin(ids, list(self.special)), 1.0, keys))] = True
-        labels = torch.from_numpy(np.where(is_masked, ids, IGNORE))
         batch.counts["logits"] = int(is_masked.sum())
-        return replace(batch, input_ids=torch.from_numpy(np.where(is_masked, self.mask, ids)), labels=labels)
+        hidden_ids = torch.from_numpy(np.where(is_masked, self.mask, ids))
+        return replace(batch, input_ids=hidden_ids, scored_tokens=torch.from_numpy(np.flatnonzero(is_masked)))
 
     def _draws(self, index: int, position: int) -> np.ndarray:
         """A number in [0, 1) for each token of an example, another one each time that it comes up."""
@@ -91,7 +91,7 @@ class HiddenMethod(TextMethod):
         return uniform(draw(combine("mask", self.settings.seed, position), np.arange(size)))
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        chosen = None if batch.labels is None else (batch.labels != IGNORE).nonzero().squeeze(1)
+        chosen = batch.scored_tokens
         with torch.no_grad():
             theirs, their_logits = read_states(self.teacher.model, batch.inputs, chosen)
         states, logits = model(batch.inputs, chosen)

@@ -115,19 +115,19 @@ class ScoreMethod(Method):
     # ------------------------------------------------------------------ training
 
     def batch(self, items: Sequence[Item]) -> FlatBatch:
-        """Joins the pairs of all queries; the labels are the target of each pair and the number of its query."""
+        """Joins the pairs of all queries; the labels are the targets of pairs."""
         chosen = [self._choose(index, position) for index, position in items]
         rows = np.concatenate(chosen)
         room = self.max_length - self.tokenizer.num_special(pair=True)
         pairs = [cut_pair(query, document, room) for query, document in (self.tokens[row] for row in rows.tolist())]
         sequences = [self.tokenizer.add_special_tokens(*pair) for pair in pairs]
-        owners = np.repeat(np.arange(len(chosen), dtype=np.float32), [len(own) for own in chosen])
-        return FlatBatch.from_sequences(
+        batch = FlatBatch.from_sequences(
             [sequence.ids for sequence in sequences],
             [sequence.types for sequence in sequences],
-            torch.from_numpy(np.stack([self.targets[rows][:, 0], owners])),
+            torch.from_numpy(self.targets[rows][:, 0]),
             {"loss": len(items) if self.loss == "margin-mse" else len(rows)},
         )
+        return replace(batch, list_lengths=torch.tensor([len(own) for own in chosen]))
 
     def _choose(self, index: int, position: int) -> np.ndarray:
         """The pairs of a query: that of its first document, and of others at random if there are too many."""
@@ -139,13 +139,14 @@ class ScoreMethod(Method):
         return rows[np.append(0, 1 + others)]
 
     def losses(self, model: nn.Module, batch: FlatBatch) -> dict[str, Tensor]:
-        assert batch.labels is not None
-        targets, owners = batch.labels
+        targets, lengths = batch.labels, batch.list_lengths
+        assert targets is not None
+        assert lengths is not None
         output = model(**batch.inputs)
         scores = upcast(output.pooler_output if self.has_layers else output.logits).flatten()
         if self.loss == "mse":
             return {"loss": squared_error(scores, targets)}
-        return {"loss": margin_mse(scores, targets, owners.long().bincount().tolist())}
+        return {"loss": margin_mse(scores, targets, lengths.tolist())}
 
     # ------------------------------------------------------------------ use
 
