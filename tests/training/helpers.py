@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
+from bertblocks.nn.attention import Attention
 from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.distributed import World, join
@@ -142,17 +143,30 @@ def delay_steps(seconds: float) -> None:
     Trainer._step = run  # type: ignore[method-assign]
 
 
+def delay_layers(seconds: float) -> None:
+    """Makes the layers of this process take longer."""
+    forward = Attention.forward
+
+    def run(self: Attention, *arguments: Any) -> Any:
+        time.sleep(seconds)
+        return forward(self, *arguments)
+
+    Attention.forward = run  # type: ignore[method-assign]
+
+
 def main() -> None:
     """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun.
 
-    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again. Every step
-    takes STEP_SECONDS longer.
+    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again. Every step takes
+    STEP_SECONDS longer, and every layer of the second process LAYER_SECONDS.
     """
     delay_steps(float(os.environ.get("STEP_SECONDS", "0")))
     torch.set_num_threads(1)
     world = join("cpu")
     if "DIE_AT_STEP" in os.environ and world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_at_step(int(os.environ["DIE_AT_STEP"]))
+    if world.rank == 1:
+        delay_layers(float(os.environ.get("LAYER_SECONDS", "0")))
     for run in " ".join(sys.argv[1:]).split(" -- "):
         folder, *overrides = run.split()
         train(Path(folder), *overrides, world=world, model=make_experts(Path(folder)))

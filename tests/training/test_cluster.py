@@ -22,7 +22,7 @@ def can_isolate() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not can_isolate(), reason="network namespaces are not available")
 def test_killed_stopped_and_cut_off_processes_train_the_same_bits(tmp_path: Path) -> None:
-    """`python -m tests.training.cluster FOLDER --seconds 600 --steps 3000` does so for ten minutes."""
+    """`python -m tests.training.cluster FOLDER --seconds 600 --steps 600` does so for ten minutes."""
     command = [sys.executable, "-m", "tests.training.cluster", str(tmp_path), "--seconds=120", "--steps=40"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

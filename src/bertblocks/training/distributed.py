@@ -57,6 +57,14 @@ class World:
         dist.all_reduce(total)
         return total.tolist()
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, by rank. No device is read."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.main_group)
+        return found
+
     def local_range(self, count: int) -> range:
         """The indices of `count` items that belong to this process: contiguous, and balanced to within one item."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
