@@ -19,7 +19,7 @@ from bertblocks.nn.moe import MixtureOfExperts
 from bertblocks.training.distributed import World
 
 #: A process is slow if its layers take this many times as long as the median, in this many lines of metrics in a row.
-SLOW, LINES = 1.25, 3
+SLOW, LINES = 1.25, 5
 
 
 class ProcessTimes:
