@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bertblocks.core.metrics_file import read_metrics
 from bertblocks.training.distributed import join
@@ -40,15 +39,6 @@ def work(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     helpers.delay_steps(STEP_SECONDS)
     helpers.train(folder, f"phases.0.duration={steps}", *OPTIONS, dropout=0.1, world=join("cpu"))
-
-
-def launch(folder: Path, steps: int) -> None:
-    """torchrun's agent. It has imported everything that the processes need."""
-    config = LaunchConfig(
-        1, 1, PROCESSES, run_id="cluster", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="127.0.0.1",
-        max_restarts=10_000, monitor_interval=0.2, start_method="fork",
-    )  # fmt: skip
-    elastic_launch(config, work)(folder, steps)
 
 
 def start(folder: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -128,7 +118,7 @@ def main() -> None:
     parser.add_argument("--launch", action="store_true")
     arguments = parser.parse_args()
     if arguments.launch:
-        launch(arguments.folder, arguments.steps)
+        helpers.launch_forked(work, arguments.folder, arguments.steps, processes=PROCESSES, restarts=10_000)
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     peace, war = arguments.folder / "peace", arguments.folder / "war"

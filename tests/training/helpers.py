@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
 from bertblocks.nn.attention import Attention
@@ -120,6 +123,19 @@ def die_at_flush(number: int) -> None:
     os.fsync = fsync  # type: ignore[assignment]
 
 
+def die_when_flushing(pattern: str, seconds: float) -> None:
+    """Kills this process some seconds after it wants to flush a path that matches; meanwhile it trains on."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if re.search(pattern, os.readlink(f"/proc/self/fd/{descriptor}")):
+            time.sleep(seconds)
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(descriptor)
+
+    os.fsync = fsync  # type: ignore[assignment]
+
+
 def die_at_step(number: int) -> None:
     """Kills this process when it reaches a step."""
     step = Trainer._step
@@ -152,6 +168,15 @@ def delay_layers(seconds: float) -> None:
         return forward(self, *arguments)
 
     Attention.forward = run  # type: ignore[method-assign]
+
+
+def launch_forked(work: Callable[..., None], *arguments: Any, processes: int, restarts: int) -> None:
+    """Runs `work` in processes of torchrun's agent, which starts all again when one dies, without importing torch."""
+    config = LaunchConfig(
+        1, 1, processes, run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="127.0.0.1",
+        max_restarts=restarts, monitor_interval=0.2, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, work)(*arguments)
 
 
 def main() -> None:
