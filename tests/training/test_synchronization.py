@@ -105,6 +105,20 @@ def test_a_whole_step_on_flat_input_reads_nothing(name: str, tmp_path: Path, on_
     assert all(weight.device == META for weight in model.parameters())
 
 
+def test_counts_of_the_host_are_summed_without_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of several processes starts with the sum of their tokens, while the GPU computes the step before."""
+    groups: list[Any] = []
+
+    def add_three(total: Tensor, group: Any = None) -> None:
+        groups.append(group)
+        total += 3
+
+    monkeypatch.setattr("torch.distributed.all_reduce", add_three)
+    cpus: Any = "the group on CPUs"
+    assert World(0, 2, META, cpus).sum([1, 2]) == [4.0, 5.0]
+    assert groups == [cpus]
+
+
 def test_a_classifier_on_flat_input_reads_nothing(on_a100: None) -> None:
     model = BertBlocksForSequenceClassification(tiny_config(num_attention_heads=2)).bfloat16().to(META).train()
     batch = FlatBatch.from_sequences([[5, 6, 7], [8, 9]], labels=torch.tensor([0, 1])).to(META)

@@ -40,7 +40,8 @@ class World:
     rank: int
     size: int
     device: torch.device
-    #: The group in which processes wait for the main one, for hours if need be. Other operations keep torch's timeout.
+    #: The group, on CPUs, in which processes exchange what the host knows, and wait for the main one, for hours if need
+    #: be. What devices compute goes through torch's own group and has its timeout.
     main_group: dist.ProcessGroup | None = None
     #: What processes tell each other apart from collective operations.
     store: dist.Store | None = None
@@ -50,11 +51,11 @@ class World:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over all processes, in double precision."""
+        """Sums over all processes, in double precision. No device is read, so a GPU goes on with its queue."""
         if self.size == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self.main_group)
         return total.tolist()
 
     def gather(self, value: T) -> list[T]:
