@@ -87,14 +87,14 @@ def disturb(process: subprocess.Popen[bytes], chance: random.Random, event: str)
 def run_disturbed(folder: Path, steps: int, seconds: float, seed: int) -> dict[str, int]:
     """How many events of each kind there were."""
     chance, counts = random.Random(seed), dict.fromkeys(("kill", "stop", "cut"), 0)
-    begun = time.monotonic()
-    process = start(folder, steps)
+    process, begun = start(folder, steps), 0.0
     try:
         while process.poll() is None:
             known = last_step(folder) if folder.exists() else 0
             goal = known + chance.randint(1, 12)
             while process.poll() is None and (step := last_step(folder)) < min(goal, steps):
                 time.sleep(0.1)
+            begun = begun or time.monotonic()  # of the first step
             passed = time.monotonic() - begun
             if process.poll() is None and passed < seconds and step < steps - 5:
                 event = min(counts, key=lambda name: (counts[name], chance.random()))
