@@ -167,7 +167,7 @@ def delay_layers(seconds: float) -> None:
         time.sleep(seconds)
         return forward(self, *arguments)
 
-    Attention.forward = run  # type: ignore[method-assign]
+    Attention.forward = run  # type: ignore[assignment, method-assign]
 
 
 def launch_forked(work: Callable[..., None], *arguments: Any, processes: int, restarts: int) -> None:
