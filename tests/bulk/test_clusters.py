@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -98,6 +99,7 @@ def test_spark(spark: Any, models: dict[str, str]) -> None:
 
 
 def test_tokens_written_on_ray_are_those_of_one_process(ray_cluster: Any, tmp_path: Path) -> None:
+    """One of Ray's workers is killed meanwhile, so its shard is written again."""
     from bertblocks.data.corpus import FileCorpus
     from bertblocks.data.prepare import write_shards
     from bertblocks.text.tokenizer_training import train_tokenizer
@@ -105,8 +107,19 @@ def test_tokens_written_on_ray_are_those_of_one_process(ray_cluster: Any, tmp_pa
     (tmp_path / "texts.txt").write_text("one text of words\n\nanother text\n\n" * 500)
     tokenizer = train_tokenizer("wordpiece", 60, ["one text of words", "another text"])
     corpus = FileCorpus((str(tmp_path / "texts.txt"),), shard_bytes=4_000)
-    for name, on in (("here", None), ("ray", "ray")):
-        assert write_shards(corpus, tokenizer, tmp_path / name, workers=1, on=on)  # type: ignore[arg-type]
-    files = [path.name for path in (tmp_path / "here").iterdir() if path.is_file()]
+    killed: list[int] = []
+
+    def kill_worker(done: int, total: int) -> None:
+        processes = psutil.Process().children(recursive=True)
+        busy = [process for process in processes if "ray::make_shard" in " ".join(process.cmdline())]
+        if 0 < done < total and busy and not killed:
+            busy[0].kill()
+            killed.append(busy[0].pid)
+
+    assert write_shards(corpus, tokenizer, tmp_path / "here", workers=1)
+    assert write_shards(corpus, tokenizer, tmp_path / "ray", on="ray", on_shard=kill_worker)
+    assert killed
+    files = sorted(path.name for path in (tmp_path / "here").iterdir() if path.is_file())
+    assert files == sorted(path.name for path in (tmp_path / "ray").iterdir() if path.is_file())
     assert len(files) > 10
     assert all((tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes() for name in files)

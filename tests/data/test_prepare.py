@@ -424,6 +424,18 @@ def test_commands_train_a_tokenizer_and_prepare_a_corpus(tmp_path: Path) -> None
     assert f"bad record: {tmp_path}/a.jsonl line 201: the text is empty" in prepared.stderr
 
 
+def test_a_complete_folder_has_nothing_of_workers_that_were_killed(tmp_path: Path, corpus: Any, tokenizer: Any) -> None:
+    """A worker of a cluster may die while others write, and one of them writes its shard."""
+    folder = tmp_path / "tokens"
+
+    def kill_one(done: int, total: int) -> None:
+        if done < total:
+            (folder / f".shard-{done:05d}.arrow-killed.partial").write_bytes(b"half")
+
+    prepare(corpus, tokenizer, folder, workers=1, on_shard=kill_one)
+    assert not list(folder.glob(".*.partial"))
+
+
 def test_workers_with_shards_of_their_own_write_the_files_of_one(tmp_path: Path, tokenizer: Any) -> None:
     for number in range(5):
         write_texts(tmp_path / f"{number}.jsonl", make_texts(300, number))

@@ -1,10 +1,11 @@
 """`FOLDER --seconds S --steps N`: four processes train in peace, and again while they are killed, stopped and cut off.
 
-torchrun starts the processes in a network namespace of their own and starts them again when one ends. While the second
-run lasts, and for at most S seconds, a random process gets SIGKILL or SIGSTOP, or the network goes down for some
-seconds. Then the weights, the optimizer and the averages of both runs must be equal, bit by bit. The long version:
+torchrun's agent starts the processes in a network namespace of their own and starts them again when one ends; they are
+forked, so that a restart does not import torch again. While the second run lasts, and for at most S seconds, a random
+process gets SIGKILL or SIGSTOP, or the network goes down for some seconds. Then the weights, the optimizer and the
+averages of both runs must be equal, bit by bit. The long version:
 
-    python -m tests.training.cluster /tmp/cluster --seconds 600 --steps 3000
+    python -m tests.training.cluster /tmp/cluster --seconds 600 --steps 600
 """
 
 from __future__ import annotations
@@ -41,24 +42,19 @@ def work(folder: Path, steps: int) -> None:
 
 
 def start(folder: Path, steps: int) -> subprocess.Popen[bytes]:
-    """torchrun in a network namespace of its own."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    torchrun += [f"--nproc-per-node={PROCESSES}", "--max-restarts=10000", "--monitor-interval=0.2"]
-    torchrun += ["-m", "tests.training.cluster", str(folder), "--work", f"--steps={steps}"]
+    """The agent in a network namespace of its own."""
     script = 'ip link set lo up && exec "$@"'
+    command = [sys.executable, "-m", "tests.training.cluster", str(folder), "--launch", f"--steps={steps}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    log = folder.with_suffix(".log").open("ab")
-    return subprocess.Popen(
-        ["unshare", "--map-root-user", "--net", "sh", "-c", script, "sh", *torchrun], env=environment, stderr=log
-    )
+    with folder.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            ["unshare", "--map-root-user", "--net", "sh", "-c", script, "sh", *command], env=environment, stderr=log
+        )
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
-        found = psutil.Process(process.pid).children(recursive=True)
-        return [
-            child for child in found if "--work" in child.cmdline() and "torch.distributed.run" not in child.cmdline()
-        ]
+        return psutil.Process(process.pid).children()
     return []
 
 
@@ -66,40 +62,44 @@ def last_step(folder: Path) -> int:
     return max((line["step"] for line in read_metrics(folder / "metrics.jsonl")), default=0)
 
 
-def disturb(process: subprocess.Popen[bytes], chance: random.Random, event: str) -> None:
+def disturb(process: subprocess.Popen[bytes], chance: random.Random, event: str) -> bool:
+    """Whether the event has happened: a process may be gone before it."""
+    if event == "cut":
+        for state in ("down", "up"):
+            enter = ["nsenter", f"--target={process.pid}", "--user", "--preserve-credentials", "--net"]
+            subprocess.run([*enter, "ip", "link", "set", "lo", state], check=True)
+            time.sleep(chance.uniform(1, 12) if state == "down" else 0)
+        return True
     victims = workers_of(process)
-    if not victims:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+        victim = chance.choice(victims)
         if event == "kill":
-            chance.choice(victims).kill()
-        elif event == "stop":
-            victim = chance.choice(victims)
-            victim.suspend()
-            time.sleep(chance.uniform(1, 12))
+            victim.kill()
+            return True
+        victim.suspend()
+        time.sleep(chance.uniform(1, 12))
+        with contextlib.suppress(psutil.NoSuchProcess):
             victim.resume()
-        else:
-            for state in ("down", "up"):
-                enter = ["nsenter", f"--target={process.pid}", "--user", "--preserve-credentials", "--net"]
-                subprocess.run([*enter, "ip", "link", "set", "lo", state], check=True)
-                time.sleep(chance.uniform(1, 12) if state == "down" else 0)
+        return True
+    return False
 
 
 def run_disturbed(folder: Path, steps: int, seconds: float, seed: int) -> dict[str, int]:
     """How many events of each kind there were."""
     chance, counts = random.Random(seed), dict.fromkeys(("kill", "stop", "cut"), 0)
-    process = start(folder, steps)
-    end = time.monotonic() + seconds
+    process, begun = start(folder, steps), 0.0
     try:
         while process.poll() is None:
             known = last_step(folder) if folder.exists() else 0
             goal = known + chance.randint(1, 12)
-            while process.poll() is None and last_step(folder) < min(goal, steps):
+            while process.poll() is None and (step := last_step(folder)) < min(goal, steps):
                 time.sleep(0.1)
-            if process.poll() is None and time.monotonic() < end and last_step(folder) < steps - 5:
+            begun = begun or time.monotonic()  # of the first step
+            passed = time.monotonic() - begun
+            if process.poll() is None and passed < seconds and step < steps - 5:
                 event = min(counts, key=lambda name: (counts[name], chance.random()))
-                disturb(process, chance, event)
-                counts[event] += 1
+                print(f"{passed:.0f} s, step {step}: {event}", flush=True)
+                counts[event] += disturb(process, chance, event)
         assert process.returncode == 0, f"torchrun ended with {process.returncode}; see {folder.with_suffix('.log')}"
     finally:
         if process.poll() is None:
@@ -113,12 +113,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work", action="store_true")
+    parser.add_argument("--launch", action="store_true")
     arguments = parser.parse_args()
-    if arguments.work:
-        work(arguments.folder, arguments.steps)
+    if arguments.launch:
+        helpers.launch_forked(work, arguments.folder, arguments.steps, processes=PROCESSES, restarts=10_000)
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     peace, war = arguments.folder / "peace", arguments.folder / "war"

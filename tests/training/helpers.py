@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bertblocks import BertBlocksConfig, BertBlocksForMaskedLM
+from bertblocks.nn.attention import Attention
 from bertblocks.objectives import MaskedLanguageModeling
 from bertblocks.text.vocabulary import Vocabulary
 from bertblocks.training.distributed import World, join
@@ -119,6 +123,19 @@ def die_at_flush(number: int) -> None:
     os.fsync = fsync  # type: ignore[assignment]
 
 
+def die_when_flushing(pattern: str, seconds: float) -> None:
+    """Kills this process some seconds after it wants to flush a path that matches; meanwhile it trains on."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if re.search(pattern, os.readlink(f"/proc/self/fd/{descriptor}")):
+            time.sleep(seconds)
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(descriptor)
+
+    os.fsync = fsync  # type: ignore[assignment]
+
+
 def die_at_step(number: int) -> None:
     """Kills this process when it reaches a step."""
     step = Trainer._step
@@ -142,17 +159,39 @@ def delay_steps(seconds: float) -> None:
     Trainer._step = run  # type: ignore[method-assign]
 
 
+def delay_layers(seconds: float) -> None:
+    """Makes the layers of this process take longer."""
+    forward = Attention.forward
+
+    def run(self: Attention, *arguments: Any) -> Any:
+        time.sleep(seconds)
+        return forward(self, *arguments)
+
+    Attention.forward = run  # type: ignore[assignment, method-assign]
+
+
+def launch_forked(work: Callable[..., None], *arguments: Any, processes: int, restarts: int) -> None:
+    """Runs `work` in processes of torchrun's agent, which starts all again when one dies, without importing torch."""
+    config = LaunchConfig(
+        1, 1, processes, run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="127.0.0.1",
+        max_restarts=restarts, monitor_interval=0.2, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, work)(*arguments)
+
+
 def main() -> None:
     """`FOLDER OVERRIDE... -- FOLDER OVERRIDE...`: trains one run after the other in the processes of torchrun.
 
-    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again. Every step
-    takes STEP_SECONDS longer.
+    With DIE_AT_STEP the second process is killed there, unless torchrun has started it again. Every step takes
+    STEP_SECONDS longer, and every layer of the second process LAYER_SECONDS.
     """
     delay_steps(float(os.environ.get("STEP_SECONDS", "0")))
     torch.set_num_threads(1)
     world = join("cpu")
     if "DIE_AT_STEP" in os.environ and world.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_at_step(int(os.environ["DIE_AT_STEP"]))
+    if world.rank == 1:
+        delay_layers(float(os.environ.get("LAYER_SECONDS", "0")))
     for run in " ".join(sys.argv[1:]).split(" -- "):
         folder, *overrides = run.split()
         train(Path(folder), *overrides, world=world, model=make_experts(Path(folder)))

@@ -22,12 +22,12 @@ def can_isolate() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not can_isolate(), reason="network namespaces are not available")
 def test_killed_stopped_and_cut_off_processes_train_the_same_bits(tmp_path: Path) -> None:
-    """`python -m tests.training.cluster FOLDER --seconds 600 --steps 3000` does so for ten minutes."""
-    command = [sys.executable, "-m", "tests.training.cluster", str(tmp_path), "--seconds=120", "--steps=40"]
+    """`python -m tests.training.cluster FOLDER --seconds 600 --steps 600` does so for ten minutes."""
+    command = [sys.executable, "-m", "tests.training.cluster", str(tmp_path), "--seconds=120", "--steps=60"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "tensors are equal after 40 steps" in done.stdout
-    assert "{'kill': 0, 'stop': 0, 'cut': 0}" not in done.stdout
+    assert "tensors are equal after 60 steps" in done.stdout
+    assert ": 0" not in done.stdout.splitlines()[-1], "each kind of event happens at least once"
 
 
 def test_a_process_that_told_nothing_is_unknown() -> None:

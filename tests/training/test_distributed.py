@@ -69,7 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> 
     return folder
 
 
-def launch(python: list[str], arguments: list[str], *options: str, processes: int = 2, **environment: str) -> None:
+def launch(python: list[str], arguments: list[str], *options: str, processes: int = 2, **environment: str) -> str:
+    """Returns what the processes wrote to stderr."""
     number = f"--nproc-per-node={processes}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", number, *options]
     done = subprocess.run(
@@ -81,6 +82,7 @@ def launch(python: list[str], arguments: list[str], *options: str, processes: in
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
 
 
 def curve(folder: Path) -> list[float]:

@@ -252,6 +252,20 @@ def test_a_step_of_fine_tuning_reads_nothing(name: str, base: Path, tmp_path: Pa
     assert any(weight.grad is not None for weight in model.parameters())
 
 
+def test_counts_of_the_host_are_summed_without_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of several processes starts with the sum of their tokens, while the GPU computes the step before."""
+    groups: list[Any] = []
+
+    def add_three(total: Tensor, group: Any = None) -> None:
+        groups.append(group)
+        total += 3
+
+    monkeypatch.setattr("torch.distributed.all_reduce", add_three)
+    cpus: Any = "the group on CPUs"
+    assert World(0, 2, META, cpus).sum([1, 2]) == [4.0, 5.0]
+    assert groups == [cpus]
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
 @pytest.mark.parametrize("mask", [[[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]]])
 def test_a_padded_batch_is_read_once_and_a_mask_on_the_host_never(mask: Any, dtype: Any) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bertblocks.core.cpu import allowed_cpus
 from bertblocks.core.ray_cluster import call_on_ray
-from bertblocks.core.storage import atomic_file, claim_worker, lock_folder, read_json, write_json
+from bertblocks.core.storage import atomic_file, claim_worker, lock_folder, read_json, remove_partial, write_json
 from bertblocks.data.corpus import Corpus, Document, RecordCounts
 from bertblocks.data.tokens import (
     BLOCKS,
@@ -124,6 +124,7 @@ def write_shards(
         with _locked(folder):
             if _find_missing(folder, len(shards)):
                 return False
+            remove_partial(folder)  # what workers left that were killed, and whose shards others wrote
             if own or _read(folder / INFO).get("fingerprint") != fingerprint:
                 write_json(folder / INFO, _summary(folder, len(shards), fingerprint))
         return True

@@ -27,7 +27,7 @@ KINDS = {
 #: Values of a line in metrics.jsonl that are not scores.
 STEP_KEYS = {
     *("step", "tokens", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory", "packing"),
-    *("data_wait", "data_wait_process", "skipped_steps"),
+    *("data_wait", "data_wait_process", "slowdown", "slowdown_process", "skipped_steps"),
 }
 
 

@@ -40,24 +40,31 @@ class World:
     rank: int
     size: int
     device: torch.device
-    #: The group in which processes wait for the main one, for hours if need be. Other operations keep torch's timeout.
+    #: The group, on CPUs, in which processes exchange what the host knows, and wait for the main one, for hours if need
+    #: be. What devices compute goes through torch's own group and has its timeout.
     main_group: dist.ProcessGroup | None = None
     #: What processes tell each other apart from collective operations.
     store: dist.Store | None = None
-    #: The group for numbers that are on the host, which do not wait for a GPU; None for the default group.
-    host_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums numbers of the host over all processes, in double precision."""
+        """Sums over all processes, in double precision. No device is read, so a GPU goes on with its queue."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, group=self.host_group)
+        dist.all_reduce(total, group=self.main_group)
         return total.tolist()
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, by rank. No device is read."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.main_group)
+        return found
 
     def local_range(self, count: int) -> range:
         """The indices of `count` items that belong to this process: contiguous, and balanced to within one item."""
@@ -106,18 +113,12 @@ def join(device: str = "auto") -> World:
         atexit.register(_leave)  # a program may train several times, but can join only once
     if size == 1:
         return World(0, 1, own_device)
-    host_group = _host_group() if kind == "cuda" else None
-    return World(dist.get_rank(), size, own_device, _main_group(), _store(), host_group)
+    return World(dist.get_rank(), size, own_device, _main_group(), _store())
 
 
 @cache
 def _main_group() -> dist.ProcessGroup:
     return dist.new_group(timeout=MAIN_TIMEOUT, backend="gloo")
-
-
-@cache
-def _host_group() -> dist.ProcessGroup:
-    return dist.new_group(backend="gloo")
 
 
 @cache

@@ -33,6 +33,7 @@ from bertblocks.training.ema import WeightAverage
 from bertblocks.training.optimizers import gradient_values
 from bertblocks.training.precision import choose_precision
 from bertblocks.training.prefetch import PreparedStep, prefetch
+from bertblocks.training.process_times import ProcessTimes
 from bertblocks.training.profiling import profile_steps
 from bertblocks.training.progress import Progress
 from bertblocks.training.routing import RoutingMetrics
@@ -116,7 +117,7 @@ class Trainer:
         self.state = TrainState(position=task.initial_position(), precision=precision)
         self.routing = RoutingMetrics(self.model)
         self.evaluation: dict[str, float] = {}
-        self._waited = 0.0  # for data, since the last line of metrics
+        self.times = ProcessTimes(self.model, world)
         self._received = 0
         self._signal: int | None = None
 
@@ -140,6 +141,7 @@ class Trainer:
             stack.enter_context(kept_memory())
             stack.callback(self.writer.close)
             self.watchdog = stack.enter_context(Watchdog(self.world, self.run.hang_after))
+            stack.enter_context(self.times)
             stack.enter_context(self._signals())
             stack.enter_context(self.progress)
             if self.world.is_main:
@@ -163,7 +165,7 @@ class Trainer:
             self.watchdog.beat(state.step)
             started = time.perf_counter()
             prepared = next(batches)
-            self._waited += time.perf_counter() - started
+            self.times.add_step(waited=time.perf_counter() - started)
             result = self._step(prepared)
             after_step()
             self._read_results(before=result)
@@ -376,18 +378,9 @@ class Trainer:
             seconds_left = min(seconds_left, max(self.task.budget - state.seconds, 0.0))
         self.progress.update(step, self.task.total_steps, {**line, "seconds_left": seconds_left})
         if is_due:
-            self._write({**line, **self._data_wait(seconds), "seconds": state.seconds})
+            skipped = {"skipped_steps": window["skipped"]} if "skipped" in window else {}
+            self._write({**line, **self.times.compare(step, seconds), **skipped, "seconds": state.seconds})
             window.clear()
-
-    def _data_wait(self, seconds: float) -> dict[str, float]:
-        """The share of time that the process which waited longest for its data has waited, and which one that is."""
-        waits = self.world.sum([self._waited * (rank == self.world.rank) for rank in range(self.world.size)])
-        self._waited = 0.0
-        longest = max(range(len(waits)), key=waits.__getitem__)
-        share = {"data_wait": min(waits[longest] / seconds, 1.0)}
-        skipped = self.state.window.get("skipped")
-        share |= {"skipped_steps": skipped} if skipped else {}
-        return share | ({"data_wait_process": longest} if self.world.size > 1 else {})
 
     def _write(self, line: dict[str, Any]) -> None:
         if not self.world.is_main:
