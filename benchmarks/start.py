@@ -1,7 +1,7 @@
 """From the command to its result: `python -m benchmarks --only start` runs `bertblocks embed` in new processes.
 
-Next to it, in turns: `import torch` alone, which nothing here can avoid, and sentence-transformers from its import to
-the same vector. CPU seconds are printed too, because they depend less on what else the machine does. The first round
+Next to it, in turns: `import torch` alone, of which the command runs a part, and sentence-transformers, from its import
+to the same vector. CPU seconds are printed too, because they depend less on what else the machine does. The first round
 warms the disk, and writes Python's bytecode.
 """
 

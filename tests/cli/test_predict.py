@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import transformers
 from typer.testing import CliRunner
 
 from bertblocks import Predictor
-from bertblocks.cli.light_imports import KNOWN
 from bertblocks.cli.main import app
 from tests.small_tokenizers import wrap
 from tests.tasks.test_predictor import LONG, TAGS, labelled, make_bert
@@ -235,34 +233,3 @@ def test_wrong_models_and_long_texts_give_one_sentence(folders: Any, tmp_path: P
     assert "is not a checkpoint folder" in run("embed", tmp_path / "none", "plain", expect=1).stderr
     error = run("embed", folders["embed"], "plain", LONG, "--too-long", "error", expect=1).stderr
     assert "Text 1 has 90 tokens; this model reads 30 plus special tokens." in error
-
-
-#: Runs a command and prints which of these modules it imported, and that torch can still compile.
-RUN = """
-import sys
-from bertblocks.cli.main import main
-try:
-    main()
-except SystemExit as ending:
-    assert not ending.code
-unused = {"torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "accelerate", "sklearn", "datasets", "pandas"}
-unused |= {f"bertblocks.{room}" for room in ("training", "search", "serve", "evaluation", "reports.page")}
-print(sorted(unused & sys.modules.keys()))
-import torch
-print(torch.compile(torch.sin, backend="eager")(torch.zeros(1)).item())
-"""
-has_known_versions = torch.__version__.startswith(KNOWN[0]) and transformers.__version__.startswith(KNOWN[1])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_known_versions, reason="imports of other versions are not known")
-@pytest.mark.parametrize("command", ["embed", "classify", "fill-mask"])
-def test_a_command_imports_only_what_it_uses(folders: Any, command: str) -> None:
-    text = "the cat [MASK]"
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, command, folders[command], text, "--json"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found, imported, compiled = done.stdout.splitlines()
-    assert (imported, compiled) == ("[]", "0.0")
-    assert json.loads(found) == run_json(command, folders[command], text)[0]

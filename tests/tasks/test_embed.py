@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 from bertblocks import Predictor, from_huggingface, load
 from bertblocks.checkpoints.sentence_transformers import read_settings, save_embedder
 from bertblocks.cli.main import app
-from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
+from bertblocks.tasks.embed.examples import EmbeddingExample
 from bertblocks.tasks.embed.losses import Contrast
+from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.embed.vectors import PRECISIONS, dequantize, fit_ranges, quantize, read_ranges
 from bertblocks.tasks.settings import EmbedSettings
 from bertblocks.text.encoding import TextTokenizer

@@ -17,7 +17,8 @@ from bertblocks.core.environment import peak_memory
 from bertblocks.data.flat_batch import FlatBatch
 from bertblocks.models import BertBlocksForMaskedLM, BertBlocksModel
 from bertblocks.tasks.base import FineTuneTask
-from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
+from bertblocks.tasks.embed.examples import EmbeddingExample
+from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.features import Feature
 from bertblocks.tasks.multi.task import MultiTask
 from bertblocks.tasks.retrieval.examples import RetrievalExample

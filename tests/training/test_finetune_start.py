@@ -19,7 +19,8 @@ from bertblocks.cli.main import app
 from bertblocks.evaluation.evaluate import evaluate
 from bertblocks.nn.embedding_head import Dense, EmbeddingNorm
 from bertblocks.tasks.classify.task import ClassifyTask
-from bertblocks.tasks.embed import EmbeddingExample, EmbedTask
+from bertblocks.tasks.embed.examples import EmbeddingExample
+from bertblocks.tasks.embed.task import EmbedTask
 from bertblocks.tasks.settings import ClassifySettings, EmbedSettings
 from bertblocks.text.encoding import TextTokenizer
 from bertblocks.text.tables import DataError

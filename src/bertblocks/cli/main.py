@@ -78,10 +78,19 @@ def root(
     show_log()
 
 
+def _leave_out_other_commands() -> None:
+    """Keeps the command that is called: typer reads the signatures of all commands before it runs one."""
+    called = [c for c in app.registered_commands if c.callback and c.callback.__name__.replace("_", "-") == sys.argv[1]]
+    if called:
+        app.registered_commands, app.registered_groups = called, []
+
+
 def main() -> None:
     if sys.stdout is None:  # the caller closed it
         sys.exit("bertblocks: standard output is closed; redirect it to a file or to /dev/null.")
     light_imports.is_own_process = True
+    if len(sys.argv) > 1:
+        _leave_out_other_commands()
     code: int | str | None = 0
     try:
         app()

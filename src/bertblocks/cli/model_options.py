@@ -51,10 +51,10 @@ class ModelOptions:
     def for_predictor(self) -> dict[str, Any]:
         """The options of `Predictor`."""
         import torch
-        import transformers
+        from transformers.utils import logging
 
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         number_type = None if self.dtype is None else getattr(torch, self.dtype)
         return {
             "device": check_device(self.device),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertblocks.cli.light_imports import without_unused
 from bertblocks.cli.model_options import ModelOptions, TableOptions
 from bertblocks.cli.options import with_options
 from bertblocks.cli.output import make_console, make_table, print_table, to_json_line
@@ -49,7 +50,8 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
     """Find the best documents for each query in an index that `bertblocks index` made."""
-    from bertblocks.search.index import SearchIndex
+    with without_unused():
+        from bertblocks.search.index import SearchIndex
 
     try:
         if hybrid and only_sparse:
