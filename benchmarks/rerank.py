@@ -63,10 +63,7 @@ class Rerankers:
     @cached_property
     def theirs(self) -> Any:
         torch.manual_seed(0)
-        options: dict[str, Any] = {} if self.settings.layers is None else {"num_hidden_layers": self.settings.layers}
-        model = BertForSequenceClassification.from_pretrained(
-            checkpoint_folder(), num_labels=1, dtype=torch.float32, **options
-        )
+        model = BertForSequenceClassification.from_pretrained(checkpoint_folder(), num_labels=1, dtype=torch.float32)
         pooled: list[Tensor] = []
         model.eval().classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
         with torch.inference_mode():
