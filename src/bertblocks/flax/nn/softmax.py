@@ -1,4 +1,4 @@
-"""Masked softmax attention, for all queries at once or for blocks of queries."""
+"""Masked softmax attention, for all queries at once, for blocks of queries, or for one row after the other."""
 
 from __future__ import annotations
 
@@ -118,12 +118,26 @@ class Softmax:
         done = jax.lax.map(jax.checkpoint(attend_block), (starts, keys), batch_size=min(together, blocks))
         return jnp.moveaxis(done, 0, 1).reshape(q.shape)[:, :length]
 
+    def attend_by_rows(self, q: Array, k: Array, v: Array, layout: RowLayout, dropout_key: Array | None) -> Array:
+        """Attends in one row after the other, so that on a CPU the scores of a row stay in the caches."""
+        columns = jnp.arange(q.shape[1])
+
+        def attend_row(row: tuple[Array, Array, Array, Array, Array, Array | None]) -> Array:
+            *arrays, segments, index = (x[None] for x in row[:5])
+            tokens = TokenLocations(columns, segments, index)
+            return self.attend(*arrays, tokens, tokens, row[5])[0][0]
+
+        keys = None if dropout_key is None else jax.random.split(dropout_key, len(q))
+        return jax.lax.map(attend_row, (q, k, v, layout.segment_ids, layout.index, keys))
+
     def __call__(
         self, q: Array, k: Array, v: Array, layout: RowLayout, dropout_key: Array | None, output_weights: bool
     ) -> tuple[Array, Array | None]:
         length, heads = q.shape[1], q.shape[2] * q.shape[3]
         if not output_weights and self.goes_by_blocks(length, heads):
             return self.attend_by_blocks(q, k, v, layout, dropout_key), None
+        if not output_weights and len(q) > 1 and jax.default_backend() == "cpu":
+            return self.attend_by_rows(q, k, v, layout, dropout_key), None
         tokens = TokenLocations(jnp.arange(length), layout.segment_ids, layout.index)
         attended, weights = self.attend(q, k, v, tokens, tokens, dropout_key)
         return attended, weights.reshape(-1, heads, length, length) if output_weights else None
