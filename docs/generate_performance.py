@@ -46,9 +46,9 @@ python -m benchmarks --only bert-ragged --layers 4 --rounds 5    # --list prints
 """
 
 WITHOUT_VNNI = """\
-The goals of int8 against fp32 libraries are for CPUs with instructions for products of bytes (VNNI), whose int8 products
-are four times as fast as fp32 ones. This CPU has none, so its int8 products can be at most twice as fast; its goals for
-bf16 cannot be measured.
+The goals of int8 against fp32 libraries are for CPUs with instructions for products of bytes (VNNI), whose int8
+products are four times as fast as fp32 ones. This CPU has none, so its int8 products can be at most twice as fast; its
+goals for bf16 cannot be measured.
 """
 
 METHOD = """\
@@ -99,9 +99,9 @@ LIMITS = """\
 ## What limits the speed, and what was tried
 
 In fp32 nearly all of the time goes into the matrix products of the linear layers, which already run close to the sgemm
-rate, as the profile shows. Attention, activations and norms take a few per cent each. On CPUs with AVX512 from other vendors
-than Intel, torch's products go through MKL; BertBlocks uses oneDNN there, which is faster. The speed-up over padded
-batches is at most the padding factor times this gain. Texts of equal length gain only the second part.
+rate, as the profile shows. Attention, activations and norms take a few per cent each. On CPUs with AVX512 from other
+vendors than Intel, torch's products go through MKL; BertBlocks uses oneDNN there, which is faster. The speed-up over
+padded batches is at most the padding factor times this gain. Texts of equal length gain only the second part.
 
 At 8,192 tokens most of the time is attention in the global layers. A C kernel of blocks of keys keeps the scores in the
 caches and computes exponentials in vectors; on a 2-core Zen 5 (AVX512) it makes three layers 1.5 times as fast as

@@ -228,7 +228,7 @@ class QuantizedBlock(Block):
         if not all(type(layer) is QuantizedLinear for layer in layers):
             return None
         described = [_describe_norm(norm) for norm in norms]
-        parts = [layer.packed(kernel) for layer in layers]  # type: ignore[union-attr]
+        parts = [layer.packed(kernel) for layer in layers]  # type: ignore[union-attr,operator]
         key = (*parts, *(value for norm in described for value in norm[:2]))
         if self._packed is None or any(old is not new for old, new in zip(self._packed[0], key, strict=True)):
             activation = KERNEL_ACTIVATIONS[type(mlp.activation)]  # type: ignore[index,arg-type]

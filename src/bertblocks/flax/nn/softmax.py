@@ -123,9 +123,9 @@ class Softmax:
         columns = jnp.arange(q.shape[1])
 
         def attend_row(row: tuple[Array, Array, Array, Array, Array, Array | None]) -> Array:
-            *arrays, segments, index = (x[None] for x in row[:5])
+            q, k, v, segments, index = (x[None] for x in row[:5])
             tokens = TokenLocations(columns, segments, index)
-            return self.attend(*arrays, tokens, tokens, row[5])[0][0]
+            return self.attend(q, k, v, tokens, tokens, row[5])[0][0]
 
         keys = None if dropout_key is None else jax.random.split(dropout_key, len(q))
         return jax.lax.map(attend_row, (q, k, v, layout.segment_ids, layout.index, keys))
