@@ -261,9 +261,10 @@ def test_a_real_full_disk_leaves_no_partial_output(tmp_path: Path, to: Any, warm
     """The system limits files to a few kilobytes."""
     save_reference(tmp_path / "theirs")
     code = f"""
-import resource, signal
+import resource, signal, sys
 from bertblocks.cli.main import main
-import bertblocks.checkpoints.convert, sys
+import bertblocks.checkpoints.convert
+sys.dont_write_bytecode = True  # Python does not notice that a file is cut
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["bertblocks", "convert", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--to", {to!r}]

@@ -307,6 +307,7 @@ def test_a_full_disk_in_quantize_gives_one_sentence(tmp_path: Path, warm_python:
 import resource, signal, sys
 from bertblocks.cli.main import main
 import bertblocks.checkpoints.quantize
+sys.dont_write_bytecode = True  # Python does not notice that a file is cut
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["bertblocks", "quantize", {str(tmp_path / "theirs")!r}, {str(tmp_path / "out")!r}, "--min-cosine", "0"]

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def test_a_real_full_disk_leaves_earlier_checkpoints_intact(tmp_path: Path) -> N
     (tmp_path / "run" / "checkpoints" / "step-00000024" / MARKER).unlink()
     child = os.fork()
     if child == 0:
+        sys.dont_write_bytecode = True  # Python does not notice that a file is cut
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
         try:
