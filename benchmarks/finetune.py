@@ -138,21 +138,17 @@ def compare(settings: Settings, lora_rank: int | None) -> list[dict[str, Any]]:
     for name in EPOCHS if settings.data is not None else ():
         lesson = Lesson(cast(Path, settings.data), name, lora_rank)
         with tempfile.TemporaryDirectory() as scratch:
-            rounds = [
-                (train_theirs(lesson, seed, Path(scratch)), train_ours(lesson, seed, Path(scratch)))
-                for seed in range(SEEDS)
-            ]
-        rates, scores = (list(zip(*side, strict=True)) for side in zip(*map(_by_kind, rounds), strict=True))
+            rounds = np.array(
+                [
+                    (train_theirs(lesson, seed, Path(scratch)), train_ours(lesson, seed, Path(scratch)))
+                    for seed in range(SEEDS)
+                ]
+            )
+        (their_rates, our_rates), scores = rounds[:, :, 0].T.tolist(), rounds[:, :, 1].T  # [side, seed]
         kind = f"LoRA of rank {lora_rank}" if lora_rank else "all weights"
         title = f"Fine-tuning MiniLM on {name}, {kind}, batches of {BATCH_SIZE}, {lesson.epochs} epochs, {SEEDS} seeds"
         peer = f"PEFT and {PEER}" if lora_rank else PEER
-        found = race(title, "examples/s", (peer, rates[0]), rates[1], LORA_GOAL if lora_rank else GOAL)
+        found = race(title, "examples/s", (peer, their_rates), our_rates, LORA_GOAL if lora_rank else GOAL)
         means = [f"{np.mean(own):.4f} ± {np.std(own, ddof=1):.4f}" for own in scores]
         results.append({**found, "scores": dict(zip((peer, OURS), means, strict=True))})
     return results
-
-
-def _by_kind(round_: tuple[tuple[float, float], tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The speeds and the scores of a round."""
-    speeds, scores = zip(*round_, strict=True)
-    return speeds, scores

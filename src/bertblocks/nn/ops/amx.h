@@ -9,8 +9,8 @@
 
 #include "common.h"
 
-#define MOST_ROWS 32  /* rows of a product at a time: two tiles */
-#define TILE_INPUTS 64
+#define MOST_ROWS 32          /* rows of a product at a time: two tiles */
+#define ROWS_BEYOND MOST_ROWS /* rows that are read, although there may be fewer */
 
 /* Asks Linux for the right to use tiles, which it grants to the whole process. */
 static int prepare(void) {
@@ -31,13 +31,13 @@ static void begin_tiles(void) {
 
 static void end_tiles(void) { _tile_release(); }
 
-/* sums [32][32] = bytes x weights, where `inputs` is a multiple of 64 */
+/* sums [32][32] = bytes x weights, where `inputs` is a multiple of INPUTS */
 static void multiply_tiles(const uint8_t *bytes, int64_t stride, const int8_t *weights, int64_t inputs, int32_t *sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < inputs; k += TILE_INPUTS) {
+    for (int64_t k = 0; k < inputs; k += INPUTS) {
         _tile_loadd(4, bytes + k, stride);
         _tile_loadd(5, bytes + 16 * stride + k, stride);
         _tile_loadd(6, weights + k * PANEL, PANEL * 4);
@@ -56,6 +56,7 @@ static void multiply_tiles(const uint8_t *bytes, int64_t stride, const int8_t *w
 #else
 
 #define MOST_ROWS TILE_ROWS
+#define ROWS_BEYOND 0
 static int prepare(void) { return 1; }
 static void begin_tiles(void) {}
 static void end_tiles(void) {}

@@ -8,6 +8,7 @@
 #include "vector.h"
 
 #define VECTORS (PANEL / 16) /* of a row of a panel */
+#define INPUTS 64            /* what inputs of int8 products are filled up to a multiple of, with zeros */
 
 INLINE int64_t round_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 

@@ -46,7 +46,7 @@ typedef struct {
 
 static void take_rows(Memory *memory, Rows *rows, int64_t count, int64_t size) {
     rows->stride = round_up(size, INPUTS);
-    rows->bytes = take(memory, (count + MOST_ROWS) * rows->stride * sizeof(byte)); /* tiles read beyond the last row */
+    rows->bytes = take(memory, (count + ROWS_BEYOND) * rows->stride * sizeof(byte));
     rows->scales = take_floats(memory, count);
     rows->zeros = take(memory, count * sizeof(int32_t));
 }

@@ -10,7 +10,6 @@
 #include "amx.h"
 #include "common.h"
 
-#define INPUTS 64      /* what inputs are filled up to a multiple of, with zeros */
 #define BLOCK_ROWS 192 /* rows whose bytes stay in the second cache while a panel of weights passes */
 
 typedef struct {
@@ -158,12 +157,12 @@ static void multiply(const Layer *layer, const Rows *rows, int64_t count, float 
     const int64_t first_panel = panels * x / across, end_panel = panels * (x + 1) / across;
     const int64_t first = tiles * y / down * step, end = smaller(tiles * (y + 1) / down * step, count);
     const int64_t block_rows = BLOCK_ROWS / step * step;
-    begin_tiles();
+    if (step > TILE_ROWS) begin_tiles();
     for (int64_t block = first; block < end; block += block_rows) {
         int64_t block_end = smaller(block + block_rows, end);
         for (int64_t panel = first_panel; panel < end_panel; panel++)
             for (int64_t row = block; row < block_end; row += step)
                 tile_of(smaller(step, block_end - row), layer, rows, row, panel, out, out_stride);
     }
-    end_tiles();
+    if (step > TILE_ROWS) end_tiles();
 }
