@@ -11,6 +11,7 @@
 #define KEYS 256      /* keys of a block, a multiple of PANEL */
 #define SLAB 960      /* queries of a task: many, because each task packs its keys again */
 #define LARGEST 256   /* units of a head */
+#define HEADS_AHEAD 8 /* tokens whose head is on its way: hardware does not foresee such large strides */
 
 typedef struct {
     const void *q, *k, *v; /* [tokens][heads][size], in bf16 or fp32 */
@@ -60,6 +61,12 @@ static void take_scratch(Memory *memory, Scratch *scratch, const Attention *call
 
 /* ---------------------------------------------------------------- packing */
 
+/* Asks for the head of a token a few tokens after the one that begins at `at`. */
+INLINE void prefetch_head(const Attention *call, const void *from, int64_t at, int64_t stride) {
+    const int64_t width = call->is_bf16 ? sizeof(uint16_t) : sizeof(float);
+    prefetch(from, (at + HEADS_AHEAD * stride) * width, call->size * width);
+}
+
 /* A head of a token as fp32, rotated and scaled, with zeros up to a multiple of 32. */
 static void read_head(const Attention *call, const void *from, int64_t at, int64_t token, float scale, float *to) {
     const int64_t half = call->rotary / 2;
@@ -92,8 +99,11 @@ static void pack_keys(const Attention *call, const Scratch *scratch, int64_t fir
                       float *to) {
     float row[16][LARGEST];
     const int64_t width = IN_BF16(call) ? 32 : 16;
-    for (int64_t i = 0; i < smaller(count, 16); i++)
-        read_head(call, call->k, (first + i) * call->k_stride + head * call->size, first + i, 1.0f, row[i]);
+    for (int64_t i = 0; i < smaller(count, 16); i++) {
+        const int64_t at = (first + i) * call->k_stride + head * call->size;
+        prefetch_head(call, call->k, at, call->k_stride);
+        read_head(call, call->k, at, first + i, 1.0f, row[i]);
+    }
     for (int64_t unit = 0; unit < scratch->units; unit += 16) {
         floats rows[16];
         for (int64_t i = 0; i < 16; i++)
@@ -108,6 +118,7 @@ static void pack_keys(const Attention *call, const Scratch *scratch, int64_t fir
 static void pack_values(const Attention *call, int64_t first, int64_t count, int64_t head, float *to,
                         int64_t panel_units) {
     const int64_t at = first * call->v_stride + head * call->size;
+    prefetch_head(call, call->v, at, call->v_stride);
     for (int64_t i = 0; i < round_up(call->size, PANEL); i += 16) {
         const int64_t left = call->size - i;
         floats x = load(call->v, at + i, part_of(count > 0 ? left : 0), call->is_bf16);
@@ -265,7 +276,9 @@ static void run_task(const Attention *call, const Scratch *scratch, const Task *
     for (int64_t row = 0; row < task->rows; row++) {
         float head[LARGEST];
         const int64_t token = task->start + task->query + row, width = IN_BF16(call) ? 32 : 16;
-        read_head(call, call->q, token * call->q_stride + task->head * call->size, token, scale, head);
+        const int64_t at = token * call->q_stride + task->head * call->size;
+        prefetch_head(call, call->q, at, call->q_stride);
+        read_head(call, call->q, at, token, scale, head);
         for (int64_t unit = 0; unit < scratch->units; unit += 16)
             v_store_part(scratch->queries + row * scratch->units + unit,
                           to_units(head + unit / 16 * width, IN_BF16(call)), part_of(scratch->units - unit));

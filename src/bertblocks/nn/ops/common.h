@@ -61,6 +61,11 @@ INLINE void store(void *to, int64_t at, floats x, part left, int is_bf16) {
 
 /* ---------------------------------------------------------------- memory */
 
+/* Asks for `bytes` of memory that will be read soon; it need not be there. */
+INLINE void prefetch(const void *from, int64_t at, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)from + at + i);
+}
+
 /* Parts are taken one after the other, aligned to 64 bytes. Without a start this only counts, so the same calls say how
  * much is needed. */
 typedef struct {

@@ -10,7 +10,8 @@
 #include "amx.h"
 #include "common.h"
 
-#define BLOCK_ROWS 192 /* rows whose bytes stay in the second cache while a panel of weights passes */
+#define BLOCK_ROWS 192     /* rows whose bytes stay in the second cache while a panel of weights passes */
+#define WEIGHTS_AHEAD 2048 /* bytes of weights that are on their way: without, Intel's cores wait for them */
 
 typedef struct {
     const int8_t *weight;
@@ -104,6 +105,7 @@ INLINE void tile(int count, const Layer *layer, const Rows *rows, int64_t row, i
         for (int i = 0; i < VECTORS; i++) sums[r][i] = i_zero();
     for (int64_t k = 0; k < groups; k++) {
         ints columns[VECTORS];
+        prefetch(weight, k * PANEL * GROUP + WEIGHTS_AHEAD, PANEL * GROUP);
 #pragma GCC unroll 2
         for (int i = 0; i < VECTORS; i++) columns[i] = load_weights(weight + (k * PANEL + i * 16) * GROUP);
 #pragma GCC unroll 16

@@ -37,8 +37,10 @@ static void take_head(Memory *memory, Head *head, const Attention *call) {
 
 static void read_rows(const Attention *call, const Head *head, const void *from, int64_t at, int64_t stride, float scale,
                       float *to) {
-    for (int64_t i = 0; i < head->length; i++)
-        read_head(call, from, at + i * stride, 0, scale, to + i * head->padded);
+    for (int64_t i = 0; i < head->length; i++, at += stride) {
+        prefetch_head(call, from, at, stride);
+        read_head(call, from, at, 0, scale, to + i * head->padded);
+    }
 }
 
 static void to_panels(const Head *head, const float *rows, float *to) {
