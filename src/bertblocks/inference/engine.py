@@ -66,7 +66,9 @@ class Engine:
 
     def forward(self, pipeline: Pipeline[Any], segments: Sequence[Segment]) -> Sequence[Any]:
         """Runs the model on one batch and returns its output for each segment."""
-        with flushed_denormals(), torch.inference_mode(), limited_threads(self.threads):
+        # FSDP keeps the tensors that it gathers into, and training may not write to tensors of inference mode
+        without_gradients = torch.no_grad() if hasattr(self.model, "reshard") else torch.inference_mode()
+        with flushed_denormals(), without_gradients, limited_threads(self.threads):
             with_types = self.model.config.type_vocab_size > 1
             return pipeline.forward(SegmentBatch.from_segments(segments, self.model.device, with_types))
 
