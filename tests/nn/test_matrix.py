@@ -1,5 +1,6 @@
 """Every block, backend and layout gives the result of each sequence alone on the reference backend."""
 
+import copy
 import itertools
 from typing import Any
 
@@ -248,6 +249,29 @@ def test_every_backend_and_layout_equals_sequences_alone(choice: Any, monkeypatc
         torch.testing.assert_close(hidden, expected, atol=1e-9, rtol=1e-9, msg=lambda m, w=where: f"{w}: {m}")  # type: ignore[misc]
         difference = (gradients(model) - expected_gradients).abs().max() / scale
         assert difference < 1e-9, f"{where}: gradients differ by {difference:.1e} of the largest"
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=label)
+def test_fp32_on_a_cpu_equals_double_precision(choice: Any) -> None:
+    """Compiled kernels know no double precision: what they compute, with and without gradients, is compared here."""
+    exact = BertBlocksModel(tiny_config(pooler=False, attention_backend="eager", **choice)).double().train()
+    model = copy.deepcopy(exact).float()
+    model.config.attention_backend = "cpu"
+    ids = torch.cat(ragged_ids(EDGE_LENGTHS))
+    bounds = torch.tensor([0, *EDGE_LENGTHS]).cumsum(0)
+    weights = torch.randn(len(ids), model.config.hidden_size, dtype=torch.float64)
+    results = []
+    for each in (exact, model):
+        hidden = each(ids, cu_seqlens=bounds).last_hidden_state
+        (hidden * weights).sum().backward()
+        results.append((hidden.detach().double(), gradients(each).double()))
+    with torch.no_grad():
+        inferred = model.eval()(ids, cu_seqlens=bounds).last_hidden_state.double()
+    (expected, expected_gradients), (hidden, found) = results
+    tolerance = 2e-3 if choice.get("norm_pos") == "none" else 1e-4  # without norms scores are large, and so is rounding
+    for one, other in ((hidden, expected), (inferred, expected), (found, expected_gradients)):
+        scale = other.abs().max()
+        torch.testing.assert_close(one / scale, other / scale, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=label)

@@ -196,7 +196,8 @@ class Attention(nn.Module):
     def is_plain(self) -> bool:
         """True for softmax over products of queries and keys, which are rotated at most: what the C kernel computes."""
         extras = (self.gate, self.value_embedding, self.weigh, self.sinks, self.span_convolution, self.query_norm)
-        if any(extra is not None for extra in extras) or not self.pattern.has_plain_scores:
+        is_extended = type(self) is not Attention or any(extra is not None for extra in extras)
+        if is_extended or not self.pattern.has_plain_scores:
             return False
         if type(self.position) is RotaryPosition:
             return not self.position.interleaved
