@@ -66,6 +66,7 @@ static void attention(const char *folder) {
     Training training = {.gradient = read_array(folder, 4)};
     if (!training.gradient) return;
     const int64_t counts[] = {tokens * heads * size, tokens * kv_heads * size, tokens * kv_heads * size};
+    training.of_q_stride = heads * size, training.of_k_stride = training.of_v_stride = kv_heads * size;
     training.of_q = malloc(counts[0] * sizeof(float));
     training.of_k = malloc(counts[1] * sizeof(float)), training.of_v = malloc(counts[2] * sizeof(float));
     if (!bertblocks_train_attention(&call, &training, 2)) exit(1);

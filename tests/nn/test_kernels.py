@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from bertblocks import BertBlocksModel, SequenceLayout
 from bertblocks.core.c_library import CompileError, compile_source
 from bertblocks.nn import quantized
-from bertblocks.nn.backends import cpu
+from bertblocks.nn.activation import KERNEL_ACTIVATIONS, get_activation
+from bertblocks.nn.ops import int8
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.int8 import SOURCE, AttentionCall, Kernel, KernelError, load_kernel, runnable_targets
 from bertblocks.nn.ops.targets import AVX512_VNNI, OPTIONS
+from bertblocks.nn.ops.units import activate
 from bertblocks.nn.quantized import QuantizedBlock
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
@@ -52,7 +54,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
         found = load(request.param)
     except (CompileError, OSError) as error:
         pytest.skip(str(error))
-    for module in (cpu, quantized):
+    for module in (int8, quantized):
         monkeypatch.setattr(module, "find_kernel", lambda: found)
     return found
 
@@ -117,18 +119,19 @@ def test_attention_in_bf16(kernel: Kernel, half_window: int | None, size: int, d
     assert (out.double() - exact).square().mean().sqrt() < 2**-8 * exact.square().mean().sqrt()
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.complex(cos, sin)
+    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), dim=-1)
+
+
 def test_attention_rotates(kernel: Kernel) -> None:
     lengths, rotary = [5, 40], 24
     q, k, v = make_qkv(sum(lengths), 2, 1, 32)
     angles = torch.rand(sum(lengths), 1, rotary // 2) * 6
     cos, sin = angles.cos(), angles.sin()
-
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        pairs = torch.complex(x[..., : rotary // 2], x[..., rotary // 2 : rotary]) * torch.complex(cos, sin)
-        return torch.cat((pairs.real, pairs.imag, x[..., rotary:]), dim=-1)
-
     call = AttentionCall(lengths, 2, 1, 32, 32**-0.5, None, False, (torch.cat((cos, cos), dim=-1), sin))
-    exact = exact_attention(rotate(q), rotate(k), v, lengths, None)
+    exact = exact_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, lengths, None)
     torch.testing.assert_close(kernel.attention(q, k, v, call).double(), exact, atol=2e-6, rtol=1e-5)
 
 
@@ -227,7 +230,7 @@ def test_models_in_fp32_use_the_kernel(kernel: Kernel, monkeypatch: pytest.Monke
     ids, mask = pad_ids(ragged_ids([7, 50]))
     with torch.inference_mode():
         result = model(ids, attention_mask=mask).last_hidden_state
-        monkeypatch.setattr(cpu, "find_kernel", lambda: KernelError("not in this test"))
+        monkeypatch.setattr(int8, "find_kernel", lambda: KernelError("not in this test"))
         expected = model(ids, attention_mask=mask).last_hidden_state
     assert not torch.equal(result, expected)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
@@ -253,19 +256,55 @@ def test_gradients(
     q, k, v = make_qkv(sum(lengths), heads, kv_heads, size)
     above = torch.randn(q.shape).transpose(0, 1).contiguous().transpose(0, 1)  # strides that the kernel does not read
     call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=False)
-    found = gradients(lambda *x: CompiledAttention.apply(*x, kernel, call, 0.0, 0), (q, k, v), above)
+    found = gradients(lambda *x: CompiledAttention.apply(kernel, call, 0.0, 0, *x), (q, k, v), above)
     in_double = [x.double() for x in (q, k, v)]
     exact = gradients(lambda q, k, v: exact_attention(q, k, v, lengths, half_window), in_double, above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
 
 
-def test_gradients_of_bf16_are_those_of_fp32_rounded(kernel: Kernel) -> None:
+@pytest.mark.parametrize("half_window", [None, 5])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (3, 1, 7)])
+@pytest.mark.parametrize("lengths", TRAINED_LENGTHS, ids=str)
+def test_gradients_in_bf16(
+    kernel: Kernel, lengths: list[int], heads: int, kv_heads: int, size: int, half_window: int | None
+) -> None:
+    q, k, v = (x.bfloat16() for x in make_qkv(sum(lengths), heads, kv_heads, size))
+    above = torch.randn(q.shape).bfloat16()
+    call = AttentionCall(lengths, heads, kv_heads, size, size**-0.5, half_window, in_bf16=True)
+    found = gradients(lambda *x: CompiledAttention.apply(kernel, call, 0.0, 0, *x), (q, k, v), above)
+    in_double = [x.double() for x in (q, k, v)]
+    exact = gradients(lambda q, k, v: exact_attention(q, k, v, lengths, half_window), in_double, above)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one.double() - other).square().mean().sqrt() <= 2**-7 * other.square().mean().sqrt() + 1e-9
+
+
+def test_gradients_of_one_tensor_are_rotated_back(kernel: Kernel) -> None:
+    lengths, rotary, size = [5, 40, 1], 24, 32
+    qkv = torch.randn(sum(lengths), 4 * size)
+    angles = torch.rand(sum(lengths), 1, rotary // 2).double() * 6
+    # a factor on the tables, as in YaRN, so that a rotation back is not its inverse
+    cos, sin = 1.1 * angles.cos(), 1.1 * angles.sin()
+
+    def by_hand(qkv: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (-1, size)) for part in qkv.split([2 * size, size, size], dim=-1))
+        return exact_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, lengths, None)
+
+    call = AttentionCall(lengths, 2, 1, size, size**-0.5, None, False, (torch.cat((cos, cos), dim=-1), sin))
+    above = torch.randn(sum(lengths), 2, size)
+    found = gradients(lambda x: CompiledAttention.apply(kernel, call, 0.0, 0, x), (qkv,), above)
+    exact = gradients(by_hand, (qkv.double(),), above)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
+
+
+def test_gradients_of_bf16_in_fp32_are_rounded_once(kernel: Kernel) -> None:
     lengths = [7, 40, 33]
     q, k, v = (x.bfloat16() for x in make_qkv(sum(lengths), 4, 2, 64))
     above = torch.randn(q.shape).bfloat16()
-    call = AttentionCall(lengths, 4, 2, 64, 0.125, None, in_bf16=True)
-    attend = lambda *x: CompiledAttention.apply(*x, kernel, call, 0.2, 3)  # noqa: E731
+    call = AttentionCall(lengths, 4, 2, 64, 0.125, None, in_bf16=False)
+    attend = lambda *x: CompiledAttention.apply(kernel, call, 0.2, 3, *x)  # noqa: E731
     found = gradients(attend, (q, k, v), above)
     exact = gradients(attend, [x.float() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
@@ -317,7 +356,7 @@ def test_gradients_with_dropout_are_those_of_its_factors(kernel: Kernel) -> None
             outputs.append(torch.einsum("ihj,jhd->ihd", weights * factor[:, :, : len(query)], value))
         return torch.cat(outputs)
 
-    found = gradients(lambda *x: CompiledAttention.apply(*x, kernel, call, rate, seed), (q, k, v), above)
+    found = gradients(lambda *x: CompiledAttention.apply(kernel, call, rate, seed, *x), (q, k, v), above)
     exact = gradients(by_hand, [x.double() for x in (q, k, v)], above)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one.double(), other, atol=5e-6, rtol=1e-4)
@@ -327,11 +366,86 @@ def test_training_attends_in_the_kernel(kernel: Kernel, monkeypatch: pytest.Monk
     calls = []
     attention_gradients = Kernel.attention_gradients
 
-    def count(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def count(*arguments: Any) -> None:
         calls.append(arguments)
-        return attention_gradients(*arguments)
+        attention_gradients(*arguments)
 
     monkeypatch.setattr(Kernel, "attention_gradients", count)
     model = BertBlocksModel(tiny_config(num_hidden_layers=2, attention_backend="cpu"))
     model(torch.arange(5, 12), cu_seqlens=torch.tensor([0, 4, 7])).last_hidden_state.sum().backward()
     assert len(calls) == 2
+
+
+#: Around the size of a vector (16) and of a block of gradients (1,024).
+WIDTHS = [1, 15, 16, 17, 1023, 1024, 1025, 3000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("width", WIDTHS[:4])
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_new"])
+def test_activations(kernel: Kernel, name: str, width: int, gated: bool, dtype: torch.dtype) -> None:
+    activation = get_activation(name)
+    up = (4 * torch.randn(70, (2 if gated else 1) * width)).to(dtype)
+    up[0], up[1], up[2] = 0, -30, 30  # where slopes change, and where they have come to an end
+    above = torch.randn(70, width).to(dtype)
+
+    def by_hand(up: torch.Tensor) -> torch.Tensor:
+        gate, value = up.chunk(2, dim=-1) if gated else (up, 1.0)
+        return activation(gate) * value
+
+    number = KERNEL_ACTIVATIONS[type(activation)]
+    found = gradients(lambda x: activate(x, activation, gated), (up,), above)
+    exact = gradients(by_hand, (up.double(),), above)
+    assert torch.equal(found[0], kernel.activate(up, number, gated))
+    # the error function is off by 1.5e-7, which gates and values of up to 16 multiply
+    atol, rtol = (4e-6, 1e-6) if dtype == torch.float32 else (2**-8, 2**-8)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_new"])
+def test_activations_keep_nan(kernel: Kernel, name: str) -> None:
+    up = torch.zeros(2, 20)
+    up[1, 17] = math.nan
+    out, gradient = gradients(lambda x: activate(x, get_activation(name), False), (up,), torch.ones(2, 20))
+    assert torch.equal(out.isnan(), up.isnan())
+    assert name == "relu" or torch.equal(gradient.isnan(), up.isnan())  # torch's slope of relu is 1 there
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy(kernel: Kernel, dtype: torch.dtype, width: int, rows: int, z_loss: float) -> None:
+    logits = (5 * torch.randn(rows, width)).to(dtype)
+    labels, weights = torch.randint(width, (rows,)), torch.rand(rows)
+    labels[0] = width - 1
+    in_double = logits.double().requires_grad_()
+    exact = F.cross_entropy(in_double, labels, reduction="none") + z_loss * in_double.logsumexp(-1).square()
+    (gradient,) = torch.autograd.grad(exact.sum(), in_double)
+    losses, same, sums = kernel.cross_entropy(logits.clone(), labels, weights, z_loss, wants_gradient=False)
+    assert sums is None
+    assert torch.equal(same, logits)
+    again, found, sums = kernel.cross_entropy(logits, labels, weights, z_loss, wants_gradient=True)
+    assert torch.equal(losses, again)
+    torch.testing.assert_close(losses.double(), exact.detach(), atol=1e-5, rtol=2e-6)
+    rounding = 2e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(found.double(), gradient, atol=2e-6, rtol=rounding)
+    torch.testing.assert_close(sums.double(), weights.double() @ gradient, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_cross_entropy_keeps_nan_in_its_row(kernel: Kernel, bad: float) -> None:
+    logits = torch.randn(3, 40)
+    logits[1, 5] = bad
+    losses, gradient, _ = kernel.cross_entropy(logits, torch.tensor([0, 1, 2]), torch.ones(3), 0.0, True)
+    assert losses.isnan().tolist() == [False, True, False]
+    assert gradient.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_labels_outside_are_named(kernel: Kernel, label: int) -> None:
+    with pytest.raises(IndexError, match=rf"labels reach from .*{label}.*, logits from 0 to 6"):
+        kernel.cross_entropy(torch.randn(2, 7), torch.tensor([3, label]), torch.ones(2), 0.0, True)

@@ -8,6 +8,7 @@ from torch import nn
 from transformers.activations import ACT2CLS, ACT2FN
 
 from bertblocks.core.registry import Registry, nearest
+from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU
 
 ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
 
@@ -31,3 +32,17 @@ def get_activation(name: str) -> nn.Module:
         known = activation_names()
         raise KeyError(f"{name!r} is not an activation{nearest(name, known)}; choose one of {', '.join(known)}.")
     return ACT2FN[name]
+
+
+#: The C kernel's code for every activation that it knows.
+KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
+    type(get_activation(name)): number
+    for name, number in {
+        "relu": RELU,
+        "silu": SILU,
+        "gelu": GELU,
+        "gelu_new": GELU_TANH,
+        "gelu_fast": GELU_TANH,
+        "gelu_pytorch_tanh": GELU_TANH,
+    }.items()
+}

@@ -14,7 +14,13 @@ from transformers import initialization as init
 from bertblocks.core.keys import Key
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
-from bertblocks.nn.backends.cpu import CpuBackend, attention_call, find_attention_kernel
+from bertblocks.nn.backends.cpu import (
+    LONGEST_TRAINED,
+    CpuBackend,
+    attend_with_gradients,
+    attention_call,
+    find_attention_kernel,
+)
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.convolution import SpanConvolution, get_span_convolution
 from bertblocks.nn.dropout import Dropout
@@ -208,15 +214,23 @@ class Attention(nn.Module):
         return self.position.tables(layout) if isinstance(self.position, RotaryPosition) else None
 
     def _attend_in_kernel(self, qkv: Tensor, context: ForwardContext) -> Tensor | None:
-        """Rotate and attend in one call of the C kernel for inference, or return None where it cannot."""
+        """Rotate and attend in one call of the C kernel, or return None where it cannot."""
         is_special = context.output_weights or context.memory is not None or self.observe is not None
         if is_special or type(context.backend) is not CpuBackend or not self.is_plain:
             return None
         call = AttentionContext(context.layout, self.pattern, self.scale, self.dropout if self.training else 0.0)
-        if not call.is_inference or (kernel := find_attention_kernel(qkv, self.head_dim, call)) is None:
+        kernel = find_attention_kernel(qkv, self.head_dim, call)
+        if kernel is None:
             return None
         q, k, v = self.split(qkv)
-        return kernel.attention(q, k, v, attention_call(q, k, call, self.rotation(context.layout)))
+        described = attention_call(q, k, call, self.rotation(context.layout))
+        if call.is_inference:
+            return kernel.attention(q, k, v, described)
+        if described.longest > LONGEST_TRAINED:
+            return None
+        # the gradient of one tensor needs no copies
+        tensors = (qkv,) if self.query_bias is None else (q, k, v)
+        return attend_with_gradients(kernel, described, call.dropout, *tensors)
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None

@@ -18,6 +18,7 @@ from bertblocks.nn.linear import GroupedLinear, Linear, is_untouched
 from bertblocks.nn.ops.gpu import own_kernels
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
+from bertblocks.nn.ops.units import activate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -68,15 +69,23 @@ class MLP(nn.Module):
 
     def hidden(self, up: Tensor) -> Tensor:
         """Turn the up projection `[tokens, num_up * intermediate_size]` into `[tokens, intermediate_size]`."""
-        return self.activation(up)
+        return activate(up, self.activation, gated=False)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.fused_hidden(x) if self.fuses(x) else self.hidden(self.up(x))
         return self.out_dropout(self.down(self.dropout(hidden)))
 
     def fuses(self, x: Tensor) -> bool:
-        """True if `fused_hidden` can replace the up projection and `hidden`."""
-        if torch.is_grad_enabled() or self.activation_name not in POST_OPERATIONS or not is_untouched(self.up):
+        """True if `fused_hidden` can replace the up projection and `hidden`.
+
+        Not in training: reentrant checkpointing runs without gradients first, and must find the same numbers again.
+        """
+        if (
+            torch.is_grad_enabled()
+            or self.training
+            or self.activation_name not in POST_OPERATIONS
+            or not is_untouched(self.up)
+        ):
             return False
         is_overridden = type(self).hidden not in (MLP.hidden, GLU.hidden)
         return not is_overridden and runs_on_onednn(x, self.up.weight)
@@ -93,13 +102,12 @@ class GLU(MLP):
     num_up = 2
 
     def hidden(self, up: Tensor) -> Tensor:
-        gate, value = up.chunk(2, dim=-1)
         if self.is_silu and (kernels := liger(self.kernel_backend, up)) is not None:
-            return kernels.swiglu(gate, value)
+            return kernels.swiglu(*up.chunk(2, dim=-1))
         own = own_kernels(self.kernel_backend, up)
         if own is not None and self.activation_name in own.GLU_ACTIVATIONS:
             return own.gated_unit(up, self.activation_name)
-        return self.activation(gate) * value
+        return activate(up, self.activation, gated=True)
 
     def fuses(self, x: Tensor) -> bool:
         return super().fuses(x) and len(x) >= FUSED_GLU_TOKENS

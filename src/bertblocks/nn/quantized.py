@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertblocks.nn.activation import get_activation
+from bertblocks.nn.activation import KERNEL_ACTIVATIONS
 from bertblocks.nn.attention import Attention, ForwardContext
 from bertblocks.nn.backends.cpu import CpuBackend
 from bertblocks.nn.block import Block, Residual
@@ -19,11 +19,7 @@ from bertblocks.nn.ngpt import LayerOutput
 from bertblocks.nn.norm import LayerNorm, RMSNorm
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
 from bertblocks.nn.ops.int8 import (
-    GELU,
-    GELU_TANH,
     MAX_HEAD_SIZE,
-    RELU,
-    SILU,
     AttentionCall,
     Kernel,
     NormParts,
@@ -31,19 +27,6 @@ from bertblocks.nn.ops.int8 import (
     PackedLayer,
     find_kernel,
 )
-
-#: The kernel's code for every activation it supports.
-KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
-    type(get_activation(name)): number
-    for name, number in {
-        "relu": RELU,
-        "silu": SILU,
-        "gelu": GELU,
-        "gelu_new": GELU_TANH,
-        "gelu_fast": GELU_TANH,
-        "gelu_pytorch_tanh": GELU_TANH,
-    }.items()
-}
 
 
 def usable_kernel(x: Tensor) -> Kernel | None:

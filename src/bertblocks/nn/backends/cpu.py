@@ -13,8 +13,7 @@ from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
-from bertblocks.nn.ops.int8 import MAX_HEAD_SIZE, AttentionCall, Kernel, find_kernel
-from bertblocks.nn.ops.linear import is_captured
+from bertblocks.nn.ops.int8 import MAX_HEAD_SIZE, AttentionCall, Kernel, kernel_for
 
 #: Beyond this length torch's fused kernel is faster than plain products.
 LONGEST_CHUNK = 512
@@ -51,8 +50,7 @@ class CpuBackend(SdpaBackend):
             if context.is_inference:
                 return kernel.attention(q, k, v, call)
             if call.longest <= LONGEST_TRAINED:
-                seed = int(torch.randint(2**62, ())) if context.dropout else 0
-                return CompiledAttention.apply(q, k, v, kernel, call, context.dropout, seed)
+                return attend_with_gradients(kernel, call, context.dropout, q, k, v)
         chunks = self._chunks(q, context)
         if chunks is None:
             return super().attend(q, k, v, context)
@@ -167,15 +165,17 @@ class CpuBackend(SdpaBackend):
 
 def find_attention_kernel(x: Tensor, head_dim: int, context: AttentionContext) -> Kernel | None:
     """Return the C kernel if it can attend over tokens like x: scores that only a window hides."""
-    is_fast = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_fast_bf16_products())
-    if not is_fast or x.device.type != "cpu" or type(x) is not Tensor or is_captured():
+    if x.dtype == torch.bfloat16 and context.is_inference and not has_fast_bf16_products():
         return None
     adds_scores = context.relative is not None or context.sinks is not None or context.weigh is not None
     is_plain = context.pattern.has_plain_scores and not adds_scores and context.layout.key_mask is None
-    if not is_plain or not len(x) or head_dim > MAX_HEAD_SIZE:
-        return None
-    kernel = find_kernel()
-    return kernel if isinstance(kernel, Kernel) else None
+    return kernel_for(x) if is_plain and head_dim <= MAX_HEAD_SIZE else None
+
+
+def attend_with_gradients(kernel: Kernel, call: AttentionCall, dropout: float, *tensors: Tensor) -> Tensor:
+    """Attend over sequences of up to `LONGEST_TRAINED` tokens; one tensor may hold queries, keys and values."""
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    return CompiledAttention.apply(kernel, call, dropout, seed, *tensors)
 
 
 def attention_call(
@@ -186,7 +186,8 @@ def attention_call(
     sizes = q.shape[1], k.shape[1], q.shape[2], context.scale
 
     def compute() -> AttentionCall:
-        return AttentionCall(layout.read_lengths(), *sizes, half_window, q.dtype == torch.bfloat16, rotation)
+        in_bf16 = q.dtype == torch.bfloat16 and has_fast_bf16_products()
+        return AttentionCall(layout.read_lengths(), *sizes, half_window, in_bf16, rotation)
 
     tables = None if rotation is None else rotation[0].data_ptr()
     return layout.memo(("attention call", *sizes, half_window, q.dtype, tables), compute)

@@ -67,20 +67,24 @@ INLINE void prefetch_head(const Attention *call, const void *from, int64_t at, i
     prefetch(from, (at + HEADS_AHEAD * stride) * width, call->size * width);
 }
 
-/* A head of a token as fp32, rotated and scaled, with zeros up to a multiple of 32. */
-static void read_head(const Attention *call, const void *from, int64_t at, int64_t token, float scale, float *to) {
-    const int64_t half = call->rotary / 2;
+/* A head of a token as fp32 and scaled, with zeros up to a multiple of 32. */
+static void read_head(const Attention *call, const void *from, int64_t at, float scale, float *to) {
     for (int64_t i = 0; i < round_up(call->size, PANEL); i += 16) {
         floats x = load(from, at + i, part_of(call->size - i), call->is_bf16);
         v_store(to + i, v_mul(x, v_set(scale)));
     }
+}
+
+/* Rotates a head of a token, or for its gradient rotates back if the sign is -1. */
+static void rotate_head(const Attention *call, int64_t token, float sign, float *to) {
+    const int64_t half = call->rotary / 2;
     if (!half) return;
     token += call->origin;
     const float *cos = call->cos + token * call->rotary, *sin = call->sin + token * half;
     for (int64_t i = 0; i < half; i += 16) {
         const part left = part_of(half - i);
         floats a = v_load_part(to + i, left), b = v_load_part(to + half + i, left);
-        floats c = v_load_part(cos + i, left), s = v_load_part(sin + i, left);
+        floats c = v_load_part(cos + i, left), s = v_mul(v_load_part(sin + i, left), v_set(sign));
         v_store_part(to + i, v_fnma(b, s, v_mul(a, c)), left);
         v_store_part(to + half + i, v_fma(a, s, v_mul(b, c)), left);
     }
@@ -94,6 +98,9 @@ INLINE floats to_units(const float *from, int in_bf16) {
     return v_load(from);
 }
 
+/* sixteen pairs of bf16 from the numbers of two rows */
+INLINE floats to_pair(floats x, floats next) { return from_bits(i_or(to_bf16(x), i_shift_left(to_bf16(next), 16))); }
+
 /* Sixteen keys, beginning with the given one; those after the sequence are zeros. */
 static void pack_keys(const Attention *call, const Scratch *scratch, int64_t first, int64_t count, int64_t head,
                       float *to) {
@@ -102,7 +109,8 @@ static void pack_keys(const Attention *call, const Scratch *scratch, int64_t fir
     for (int64_t i = 0; i < smaller(count, 16); i++) {
         const int64_t at = (first + i) * call->k_stride + head * call->size;
         prefetch_head(call, call->k, at, call->k_stride);
-        read_head(call, call->k, at, first + i, 1.0f, row[i]);
+        read_head(call, call->k, at, 1.0f, row[i]);
+        rotate_head(call, first + i, 1.0f, row[i]);
     }
     for (int64_t unit = 0; unit < scratch->units; unit += 16) {
         floats rows[16];
@@ -123,8 +131,7 @@ static void pack_values(const Attention *call, int64_t first, int64_t count, int
         const int64_t left = call->size - i;
         floats x = load(call->v, at + i, part_of(count > 0 ? left : 0), call->is_bf16);
         if (IN_BF16(call)) {
-            floats next = load(call->v, at + call->v_stride + i, part_of(count > 1 ? left : 0), call->is_bf16);
-            x = from_bits(i_or(to_bf16(x), i_shift_left(to_bf16(next), 16)));
+            x = to_pair(x, load(call->v, at + call->v_stride + i, part_of(count > 1 ? left : 0), call->is_bf16));
         }
         v_store(to + i / PANEL * panel_units * PANEL + i % PANEL, x);
     }
@@ -272,13 +279,14 @@ static void attend_tile(const Attention *call, const Scratch *scratch, const Tas
 }
 
 static void run_task(const Attention *call, const Scratch *scratch, const Task *task) {
-    const float scale = call->scale * 1.44269504088896341f; /* weights are powers of two */
+    const float scale = call->scale * LOG2_E; /* weights are powers of two */
     for (int64_t row = 0; row < task->rows; row++) {
         float head[LARGEST];
         const int64_t token = task->start + task->query + row, width = IN_BF16(call) ? 32 : 16;
         const int64_t at = token * call->q_stride + task->head * call->size;
         prefetch_head(call, call->q, at, call->q_stride);
-        read_head(call, call->q, at, token, scale, head);
+        read_head(call, call->q, at, scale, head);
+        rotate_head(call, token, 1.0f, head);
         for (int64_t unit = 0; unit < scratch->units; unit += 16)
             v_store_part(scratch->queries + row * scratch->units + unit,
                           to_units(head + unit / 16 * width, IN_BF16(call)), part_of(scratch->units - unit));

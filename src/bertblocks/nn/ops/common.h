@@ -33,7 +33,9 @@ INLINE floats exp2_vector(floats x) {
     return v_scale(sum, whole);
 }
 
-INLINE floats exp_vector(floats x) { return exp2_vector(v_mul(x, v_set(1.44269504088896341f))); }
+#define LOG2_E 1.44269504088896341f
+
+INLINE floats exp_vector(floats x) { return exp2_vector(v_mul(x, v_set(LOG2_E))); }
 
 /* ---------------------------------------------------------------- rows of either precision */
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertblocks.nn.numerics import upcast
+from bertblocks.nn.ops.int8 import kernel_for
 from bertblocks.nn.ops.linear import linear, not_cast
 
 #: The most logits held at a time: 32 MB in fp32. More is not faster.
@@ -73,10 +74,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         rows = max(1, MAX_LOGITS // len(weight))
         total = row_weights.new_zeros(())
         for part in (slice(start, start + rows) for start in range(0, len(hidden), rows)):
-            losses, logits_gradient = _chunk(hidden[part], weight, bias, labels[part], any(wanted), z_loss)
+            logits = linear(hidden[part], weight, bias)
+            chunk = _chunk if (kernel := kernel_for(logits)) is None else kernel.cross_entropy
+            losses, logits, sums = chunk(logits, labels[part], row_weights[part], z_loss, any(wanted))
             total += losses @ row_weights[part]
             if any(wanted):
-                _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits_gradient)
+                _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits, sums)
         ctx.save_for_backward(*gradients)
         return total
 
@@ -88,13 +91,14 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, wants_gradient: bool, z_loss: float
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, labels: Tensor, row_weights: Tensor, z_loss: float, wants_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return every row's loss and, if requested, its gradient at the logits: softmax minus 1 at the label.
 
-    The term of the z-loss, z log(D)^2 with the softmax's denominator D, adds 2 z log(D) times the softmax.
+    The sum of the gradients over the rows, with their weights, comes third. The term of the z-loss, z log(D)^2 with
+    the softmax's denominator D, adds 2 z log(D) times the softmax.
     """
-    logits = upcast(linear(hidden, weight, bias))
+    logits = upcast(logits)
     of_labels, highest = logits.gather(1, labels[:, None]), logits.amax(dim=-1, keepdim=True)
     torch.softmax(logits, dim=-1, out=logits)
     # the log of the softmax's denominator, from the likeliest token, whose probability cannot round to 0
@@ -107,7 +111,7 @@ def _chunk(
             logits *= 1 + 2 * z_loss * log_denominator
     if wants_gradient:
         logits.scatter_add_(1, labels[:, None], torch.full_like(losses, -1.0))
-    return losses.squeeze(1), logits
+    return losses.squeeze(1), logits, logits.t() @ row_weights if wants_gradient else None
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, z_loss: float = 0.0, ignore: int = -100) -> Tensor:
@@ -126,11 +130,12 @@ def _add_gradients(
     weight: Tensor,
     row_weights: Tensor,  # [rows, 1]
     logits_gradient: Tensor,  # [rows, vocabulary]
+    sums: Tensor | None,  # [vocabulary]
 ) -> None:
     """Add one chunk's share; row weights multiply the smaller factor of each product."""
     for_hidden, for_weight, for_bias = gradients
-    if for_bias is not None:
-        for_bias += logits_gradient.t() @ row_weights.squeeze(1)
+    if for_bias is not None and sums is not None:
+        for_bias += sums
     logits_gradient = logits_gradient.to(hidden.dtype)
     if for_hidden is not None:
         for_hidden[part] = linear(logits_gradient, weight.t(), None) * row_weights

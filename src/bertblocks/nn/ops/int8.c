@@ -1,7 +1,8 @@
-/* Kernels for CPUs: int8 linear layers, feed-forward networks and whole encoder layers, and attention in fp32 or bf16,
- * also with gradients. */
+/* Kernels for CPUs: int8 linear layers, feed-forward networks and whole encoder layers; in fp32 or bf16 attention and
+ * activations, also with gradients, and cross-entropy. */
 
 #include "layer.h"
+#include "loss.h"
 #include "training.h"
 
 /* the memory order of weights, which the caller packs */
@@ -88,6 +89,18 @@ int bertblocks_train_attention(const Attention *call, const Training *training, 
     }
     free(memory.start);
     return 1;
+}
+
+/* activations of rows, or gated units, or their gradients */
+void bertblocks_activation(const Units *units, int threads) {
+#pragma omp parallel num_threads(threads)
+    activate_units(units);
+}
+
+/* cross-entropy of rows, and its gradients in place of the logits */
+void bertblocks_cross_entropy(const Loss *loss, int threads) {
+#pragma omp parallel num_threads(threads)
+    cross_entropy(loss);
 }
 
 /* how many bytes `bertblocks_layer` needs for groups of up to `tokens` tokens */

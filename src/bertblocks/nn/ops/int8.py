@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bertblocks.core.c_library import CompileError, compiled_library
 from bertblocks.core.cpu import cpu_flags, is_amx_broken
+from bertblocks.nn.ops.linear import is_captured
 from bertblocks.nn.ops.targets import OPTIONS, TARGETS
 
 SOURCE = Path(__file__).with_name("int8.c")
@@ -96,8 +97,30 @@ class Training(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gradient", "of_q", "of_k", "of_v")),
+        *((name, ctypes.c_int64) for name in ("of_q_stride", "of_k_stride", "of_v_stride")),
         ("seed", ctypes.c_uint64),
         ("rate", ctypes.c_float),
+    ]
+
+
+class Units(ctypes.Structure):
+    """The struct `Units` of rows.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("up", "gradient", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "size")),
+        *((name, ctypes.c_int32) for name in ("activation", "gated", "is_bf16")),
+    ]
+
+
+class Loss(ctypes.Structure):
+    """The struct `Loss` of loss.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("logits", "labels", "row_weights", "losses", "denominators", "sums")),
+        *((name, ctypes.c_int64) for name in ("rows", "size")),
+        ("z_loss", ctypes.c_float),
+        ("is_bf16", ctypes.c_int32),
     ]
 
 
@@ -136,6 +159,15 @@ class AttentionCall:
         struct.q, struct.k, struct.v, struct.out = (x.data_ptr() for x in (q, k, v, out))
         struct.q_stride, struct.k_stride, struct.v_stride = q.stride(0), k.stride(0), v.stride(0)
         struct.out_stride, struct.is_bf16 = out.stride(0), q.dtype == torch.bfloat16
+
+    def split(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v, or if one tensor `[tokens, width]` holds all three, views of its parts."""
+        if len(tensors) == 1:
+            heads = self.struct.heads, self.struct.kv_heads, self.struct.kv_heads
+            parts = tensors[0].split([count * self.struct.size for count in heads], dim=-1)
+            tensors = [part.unflatten(-1, (count, -1)) for part, count in zip(parts, heads, strict=True)]
+        q, k, v = tensors
+        return q, k, v
 
 
 class MemoryOrder(NamedTuple):
@@ -208,6 +240,10 @@ class Kernel:
         self._attention.argtypes = [ctypes.POINTER(Attention), ctypes.c_int]
         self._train_attention = library.bertblocks_train_attention
         self._train_attention.argtypes = [ctypes.POINTER(Attention), ctypes.POINTER(Training), ctypes.c_int]
+        self._activation, self._cross_entropy = library.bertblocks_activation, library.bertblocks_cross_entropy
+        self._activation.argtypes = [ctypes.POINTER(Units), ctypes.c_int]
+        self._cross_entropy.argtypes = [ctypes.POINTER(Loss), ctypes.c_int]
+        self._activation.restype = self._cross_entropy.restype = None
         encoder_layer, call = ctypes.POINTER(EncoderLayer), ctypes.POINTER(Attention)
         self._layer_bytes = library.bertblocks_layer_bytes
         self._layer_bytes.argtypes, self._layer_bytes.restype = [encoder_layer, call, number, ctypes.c_int], number
@@ -249,25 +285,69 @@ class Kernel:
     def attention_with_dropout(
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, rate: float, seed: int
     ) -> Tensor:
-        """Attend as `attention` does, with products in fp32, and with dropout on the weights that the seed decides."""
+        """Attend as `attention` does, with dropout on the weights that the seed decides."""
         out = torch.empty(q.shape, dtype=q.dtype)
         call.point_to(q, k, v, out)
         self._train(call, Training(seed=seed, rate=rate))
         return out
 
     def attention_gradients(
-        self, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor, call: AttentionCall, rate: float, seed: int
-    ) -> tuple[Tensor, ...]:
-        """Return the gradients of q, k and v for that of the output, with the same dropout."""
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        results: tuple[Tensor, Tensor, Tensor],
+        gradient: Tensor,
+        call: AttentionCall,
+        rate: float,
+        seed: int,
+    ) -> None:
+        """Write the gradients of q, k and v into the results for that of the output, with the same dropout."""
         gradient = gradient.contiguous()
-        results = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-        call.point_to(q, k, v, gradient)
-        self._train(call, Training(gradient.data_ptr(), *(x.data_ptr() for x in results), seed, rate))
-        return results
+        call.point_to(*inputs, gradient)
+        strides = (x.stride(0) for x in results)
+        self._train(call, Training(gradient.data_ptr(), *(x.data_ptr() for x in results), *strides, seed, rate))
 
     def _train(self, call: AttentionCall, training: Training) -> None:
         if not self._train_attention(call.struct, training, torch.get_num_threads()):
             raise MemoryError(f"Not enough memory for attention over sequences of {call.longest} tokens.")
+
+    def activate(self, up: Tensor, activation: int, gated: bool) -> Tensor:
+        """Apply an activation to contiguous fp32 or bf16 rows, or if gated to their first half, times the other."""
+        out = torch.empty(*up.shape[:-1], up.shape[-1] // (2 if gated else 1), dtype=up.dtype)
+        self._run_units(up, None, out, activation, gated)
+        return out
+
+    def activation_gradient(self, up: Tensor, gradient: Tensor, activation: int, gated: bool) -> Tensor:
+        """Return the gradient of `up` for that of the result of `activate`."""
+        out = torch.empty(up.shape, dtype=up.dtype)
+        self._run_units(up, gradient.contiguous(), out, activation, gated)
+        return out
+
+    def _run_units(self, up: Tensor, gradient: Tensor | None, out: Tensor, activation: int, gated: bool) -> None:
+        size = up.shape[-1] // (2 if gated else 1)
+        pointers = (None if x is None else x.data_ptr() for x in (up, gradient, out))
+        rows = up.numel() // up.shape[-1]
+        units = Units(*pointers, rows, size, activation, gated, up.dtype == torch.bfloat16)
+        self._activation(units, torch.get_num_threads())
+
+    def cross_entropy(
+        self, logits: Tensor, labels: Tensor, row_weights: Tensor, z_loss: float, wants_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the rows' losses and the contiguous logits, whose place their gradient takes if it is wanted.
+
+        The sum of the gradients over the rows, with their weights, comes third.
+        """
+        rows, size = logits.shape
+        if not 0 <= int(labels.min()) <= int(labels.max()) < size:
+            least, most = int(labels.min()), int(labels.max())
+            raise IndexError(f"labels reach from {least} to {most}, logits from 0 to {size - 1}")
+        labels, row_weights = labels.contiguous(), row_weights.float().contiguous()
+        losses, denominators = torch.empty(rows), torch.empty(rows)
+        sums = torch.zeros(size) if wants_gradient else None
+        tensors = logits, labels, row_weights, losses, denominators, sums
+        pointers = (None if x is None else x.data_ptr() for x in tensors)
+        loss = Loss(*pointers, rows, size, z_loss, logits.dtype == torch.bfloat16)
+        self._cross_entropy(loss, torch.get_num_threads())
+        return losses, logits, sums
 
     def _memory(self, size: int, call: AttentionCall) -> Tensor:
         """Return memory to work in: this thread's own, or if it is large, that of all layers of a forward pass.
@@ -325,6 +405,15 @@ def _missing_instructions() -> str:
     if not targets:
         return f"there is none for {platform.machine() or 'this processor'}"
     return f"this CPU has no {', '.join(sorted(targets[-1].keys() - cpu_flags()))}"
+
+
+def kernel_for(x: Tensor) -> Kernel | None:
+    """Return the kernel if it can read x: plain fp32 or bf16 numbers on the CPU, outside graph capture."""
+    is_readable = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu" and type(x) is Tensor
+    if not is_readable or not x.numel() or is_captured():
+        return None
+    kernel = find_kernel()
+    return kernel if isinstance(kernel, Kernel) else None
 
 
 def describe() -> str:
