@@ -79,6 +79,64 @@ def test_linear_falls_back_to_torch_for_unsupported_input(onednn: Any, case: Any
 
 @needs_onednn
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(0,), (1,), (31,), (33,), (450,), (3, 100)], ids=str)
+@pytest.mark.parametrize("cast", [True, False], ids=["autocast", "weights"])
+def test_bf16_products_are_filled_up_to_few_counts_of_rows(
+    cast: bool, shape: Any, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "has_bf16_units", lambda device: True)
+    counts = []
+    product = F.linear
+
+    def count(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        counts.append(len(x))
+        return product(x, *rest)
+
+    monkeypatch.setattr(linear_module.F, "linear", count)
+    dtype = torch.float32 if cast else torch.bfloat16
+    x, weight = torch.randn(*shape, 24, dtype=dtype), torch.randn(40, 24, dtype=dtype)
+    bias = torch.randn(40, dtype=dtype) if with_bias else None
+    above, inputs = torch.randn(*shape, 40), [tensor for tensor in (x, weight, bias) if tensor is not None]
+
+    def run(function: Any) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            out = function(leaves[0], leaves[1], leaves[2] if with_bias else None)
+        # gradients of gradients too
+        first = torch.autograd.grad(out, leaves, above.to(out.dtype), create_graph=True)
+        second = torch.autograd.grad(sum(each.float().square().sum() for each in first), leaves[1])
+        return [out, *first, *second]
+
+    found, expected = run(linear), run(product)
+    rows = math.prod(shape)
+    assert counts == [linear_module.filled(rows)]
+    assert rows <= counts[0] <= rows * 17 / 16
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        largest = other.detach().abs().max().item() if other.numel() else 0.0
+        torch.testing.assert_close(one, other, atol=0.02 * largest, rtol=0)
+
+
+def test_there_are_at_most_16_counts_of_rows_between_powers_of_two() -> None:
+    counts = [linear_module.filled(rows) for rows in range(1, 5000)]
+    assert all(rows <= count <= rows * 17 / 16 for rows, count in enumerate(counts, 1))
+    for power in range(12):
+        assert len({count for count in counts if 2**power <= count < 2 ** (power + 1)}) <= 16
+
+
+def test_other_products_are_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "has_bf16_units", lambda device: True)
+    rows = torch.randn(33, 8)
+    assert linear_module.is_filled(rows.bfloat16())
+    assert not linear_module.is_filled(rows)
+    assert not linear_module.is_filled(rows.half())
+    assert not linear_module.is_filled(rows[0].bfloat16())
+    assert not linear_module.is_filled(rows.bfloat16().to("meta"))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not linear_module.is_filled(rows)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("mlp_class", [MLP, GLU])
 @pytest.mark.parametrize("activation", [*POST_OPERATIONS, "tanh"])
 def test_fused_feed_forward_equals_the_unfused_one(

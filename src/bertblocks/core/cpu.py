@@ -17,8 +17,9 @@ TILE_LEAF = 0x1D
 #: oneDNN's name for the largest instruction set below AMX.
 BELOW_AMX = "AVX512_CORE_FP16"
 #: How many compiled operations oneDNN keeps, 1,024 by default. Every shape needs its own, of about half a megabyte, so
-#: ragged batches would fill the cache with what is not used again. One forward pass needs up to 10.
-CACHED_PRIMITIVES = 64
+#: ragged batches in fp32 would fill the cache with what is not used again. A step of training in bf16 needs about 20,
+#: and its counts of rows come back.
+CACHED_PRIMITIVES = 256
 #: glibc's numbers of two limits: free memory at the end of the heap above the first returns to the system, and a block
 #: above the second is requested from the system alone.
 TRIM, ALONE = -1, -3

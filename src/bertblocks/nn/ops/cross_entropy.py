@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from bertblocks.nn.numerics import upcast
 from bertblocks.nn.ops.int8 import kernel_for
-from bertblocks.nn.ops.linear import linear, not_cast
+from bertblocks.nn.ops.linear import fill, is_filled, linear, not_cast
 
 #: The most logits held at a time: 32 MB in fp32. More is not faster.
 MAX_LOGITS = 8 * 2**20
@@ -65,7 +65,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         dtype: Any,
         z_loss: Any,
     ) -> Any:  # type: ignore[override]
-        row_weights = row_weights.to(upcast(hidden).dtype)
+        row_weights, count = row_weights.to(upcast(hidden).dtype), len(hidden)
+        if is_filled(hidden, dtype):
+            hidden, labels, row_weights = fill(hidden), fill(labels), fill(row_weights)  # rows that weigh nothing
         gradients = tuple(
             torch.zeros_like(x) if is_wanted else None
             for x, is_wanted in zip((hidden, weight, bias), wanted, strict=True)
@@ -80,7 +82,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             total += losses @ row_weights[part]
             if any(wanted):
                 _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits, sums)
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(None if gradients[0] is None else gradients[0][:count], *gradients[1:])
         return total
 
     @staticmethod
