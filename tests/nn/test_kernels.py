@@ -17,6 +17,7 @@ from bertblocks.nn import quantized
 from bertblocks.nn.activation import KERNEL_ACTIVATIONS, get_activation
 from bertblocks.nn.ops import int8
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
+from bertblocks.nn.ops.dropout import dropout
 from bertblocks.nn.ops.int8 import SOURCE, AttentionCall, Kernel, KernelError, load_kernel, runnable_targets
 from bertblocks.nn.ops.targets import AVX512_VNNI, OPTIONS
 from bertblocks.nn.ops.units import activate
@@ -374,6 +375,29 @@ def test_training_attends_in_the_kernel(kernel: Kernel, monkeypatch: pytest.Monk
     model = BertBlocksModel(tiny_config(num_hidden_layers=2, attention_backend="cpu"))
     model(torch.arange(5, 12), cu_seqlens=torch.tensor([0, 4, 7])).last_hidden_state.sum().backward()
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (15,), (17, 33), (300, 256)], ids=str)
+def test_dropout_of_numbers(kernel: Kernel, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, rate = torch.randn(shape).to(dtype), 0.25
+    torch.manual_seed(4)
+    leaf = x.clone().requires_grad_()
+    out = dropout(leaf, rate)
+    (gradient,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+    kept = gradient > 0
+    torch.testing.assert_close(gradient, (kept / (1 - rate)).to(dtype))
+    torch.testing.assert_close(out, x * gradient)
+    torch.manual_seed(4)
+    assert torch.equal(dropout(x, rate), out)
+    if x.numel() > 10_000:
+        error = math.sqrt(rate * (1 - rate) / x.numel())
+        assert abs(float(kept.float().mean()) - (1 - rate)) < 4 * error
+        other = dropout(torch.ones(shape), rate) > 0
+        neighbours = (kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:]), (kept, other)
+        for one, two in neighbours:
+            correlation = torch.corrcoef(torch.stack((one.flatten().float(), two.flatten().float())))[0, 1]
+            assert abs(float(correlation)) < 4 / math.sqrt(one.numel())
 
 
 #: Around the size of a vector (16) and of a block of gradients (1,024).

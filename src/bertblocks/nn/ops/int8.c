@@ -1,5 +1,5 @@
 /* Kernels for CPUs: int8 linear layers, feed-forward networks and whole encoder layers; in fp32 or bf16 attention and
- * activations, also with gradients, and cross-entropy. */
+ * activations, also with gradients, dropout, and cross-entropy. */
 
 #include "layer.h"
 #include "loss.h"
@@ -95,6 +95,13 @@ int bertblocks_train_attention(const Attention *call, const Training *training, 
 void bertblocks_activation(const Units *units, int threads) {
 #pragma omp parallel num_threads(threads)
     activate_units(units);
+}
+
+/* numbers times the factors of dropout */
+void bertblocks_dropout(const void *from, void *to, int64_t count, int is_bf16, uint64_t seed, float rate,
+                        int threads) {
+#pragma omp parallel num_threads(threads)
+    drop_numbers(from, to, count, is_bf16, seed, rate);
 }
 
 /* cross-entropy of rows, and its gradients in place of the logits */

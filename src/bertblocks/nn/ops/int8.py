@@ -243,7 +243,13 @@ class Kernel:
         self._activation, self._cross_entropy = library.bertblocks_activation, library.bertblocks_cross_entropy
         self._activation.argtypes = [ctypes.POINTER(Units), ctypes.c_int]
         self._cross_entropy.argtypes = [ctypes.POINTER(Loss), ctypes.c_int]
-        self._activation.restype = self._cross_entropy.restype = None
+        self._dropout = library.bertblocks_dropout
+        self._dropout.argtypes = [
+            *(pointer, pointer, number, ctypes.c_int),
+            *(ctypes.c_uint64, ctypes.c_float, ctypes.c_int),
+        ]
+        for function in (self._activation, self._cross_entropy, self._dropout):
+            function.restype = None
         encoder_layer, call = ctypes.POINTER(EncoderLayer), ctypes.POINTER(Attention)
         self._layer_bytes = library.bertblocks_layer_bytes
         self._layer_bytes.argtypes, self._layer_bytes.restype = [encoder_layer, call, number, ctypes.c_int], number
@@ -328,6 +334,13 @@ class Kernel:
         rows = up.numel() // up.shape[-1]
         units = Units(*pointers, rows, size, activation, gated, up.dtype == torch.bfloat16)
         self._activation(units, torch.get_num_threads())
+
+    def drop(self, x: Tensor, rate: float, seed: int) -> Tensor:
+        """Multiply contiguous fp32 or bf16 numbers by factors of dropout that the seed decides."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        pointers = x.data_ptr(), out.data_ptr()
+        self._dropout(*pointers, x.numel(), x.dtype == torch.bfloat16, seed, rate, torch.get_num_threads())
+        return out
 
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, row_weights: Tensor, z_loss: float, wants_gradient: bool

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.h"
+#include "dropout.h"
 
 typedef struct {
     const void *gradient;     /* of out, [tokens][heads][size] */
@@ -142,28 +143,11 @@ static void softmax_row(float *scores, int64_t columns, int64_t low, int64_t hig
         v_store(scores + i, v_mul(v_load(scores + i), share));
 }
 
-static uint64_t mix(uint64_t x) { /* splitmix64 */
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* Multiplies a matrix of a row for each query by the factors of dropout: 0, or 1 / (1 - rate). They depend on nothing
- * but the key of the head and the place in the matrix. */
+/* Multiplies a matrix of a row for each query by the factors of dropout. */
 static void drop(const Head *head, const float *from, float *to, uint64_t key, float rate) {
-    const ints first = i_set((int)key), second = i_set((int)(key >> 32));
-    const ints least = i_set((int)(uint32_t)((double)rate * 4294967296.0));
-    const floats factor = v_set(1.0f / (1.0f - rate));
-    for (int64_t i = 0; i < head->length * head->columns; i += 16) {
-        ints x = i_add(i_add(i_count(), i_set((int)i)), first);
-        x = i_mul(i_xor(x, i_shift_right(x, 16)), i_set(0x7FEB352D));
-        x = i_xor(i_xor(x, i_shift_right(x, 15)), second);
-        x = i_mul(x, i_set((int)0x846CA68Bu));
-        x = i_xor(x, i_shift_right(x, 16));
-        const lanes kept = i_at_least(x, least);
-        v_store(to + i, v_mul(v_load(from + i), keep(kept, factor)));
-    }
+    const Dropout dropout = dropout_of(key, rate);
+    for (int64_t i = 0; i < head->length * head->columns; i += 16)
+        v_store(to + i, v_mul(v_load(from + i), dropout_factors(&dropout, i)));
 }
 
 /* ---------------------------------------------------------------- tasks */
