@@ -74,6 +74,39 @@ static void attention(const char *folder) {
     for (int i = 0; i < 3; i++) write_array(folder, i + 1, results[i], counts[i]);
 }
 
+/* 0: up; 1: the gradient of the result; numbers: rows, size, activation, gated */
+static void activation(const char *folder) {
+    const int64_t count = numbers[0] * numbers[1], wide = numbers[3] ? 2 * count : count;
+    Units units = {.rows = numbers[0], .size = numbers[1], .activation = numbers[2], .gated = numbers[3]};
+    float *out = malloc(wide * sizeof *out);
+    units.up = read_array(folder, 0), units.out = out;
+    bertblocks_activation(&units, 2);
+    write_array(folder, 0, out, count);
+    units.gradient = read_array(folder, 1);
+    bertblocks_activation(&units, 2);
+    write_array(folder, 1, out, wide);
+}
+
+/* 0: logits; 1: labels; 2: weights of rows; numbers: rows, size */
+static void loss(const char *folder) {
+    const int64_t rows = numbers[0], size = numbers[1];
+    Loss call = {.rows = rows, .size = size, .z_loss = 0.01f};
+    call.logits = read_array(folder, 0), call.labels = read_array(folder, 1), call.row_weights = read_array(folder, 2);
+    call.losses = malloc(rows * sizeof(float)), call.denominators = malloc(rows * sizeof(float));
+    call.sums = calloc(size, sizeof(float));
+    bertblocks_cross_entropy(&call, 2);
+    write_array(folder, 0, call.losses, rows);
+    write_array(folder, 1, call.logits, rows * size);
+    write_array(folder, 2, call.sums, size);
+}
+
+/* 0: numbers; numbers: count */
+static void dropout(const char *folder) {
+    float *out = malloc(numbers[0] * sizeof *out);
+    bertblocks_dropout(read_array(folder, 0), out, numbers[0], 0, 7, 0.25f, 2);
+    write_array(folder, 0, out, numbers[0]);
+}
+
 int main(int count, char **arguments) {
     if (count < 3) return 2;
     const char *folder = arguments[1], *kernel = arguments[2];
@@ -82,5 +115,8 @@ int main(int count, char **arguments) {
     if (!strcmp(kernel, "linear")) linear(folder);
     if (!strcmp(kernel, "mlp")) mlp(folder);
     if (!strcmp(kernel, "attention")) attention(folder);
+    if (!strcmp(kernel, "activation")) activation(folder);
+    if (!strcmp(kernel, "loss")) loss(folder);
+    if (!strcmp(kernel, "dropout")) dropout(folder);
     return 0;
 }

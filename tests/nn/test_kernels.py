@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from bertblocks import BertBlocksModel, SequenceLayout
 from bertblocks.core.c_library import CompileError, compile_source
 from bertblocks.nn import quantized
-from bertblocks.nn.activation import KERNEL_ACTIVATIONS, get_activation
+from bertblocks.nn.activation import KERNEL_ACTIVATIONS, activate, get_activation
 from bertblocks.nn.ops import int8
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.dropout import dropout
 from bertblocks.nn.ops.int8 import SOURCE, AttentionCall, Kernel, KernelError, load_kernel, runnable_targets
 from bertblocks.nn.ops.targets import AVX512_VNNI, OPTIONS
-from bertblocks.nn.ops.units import activate
 from bertblocks.nn.quantized import QuantizedBlock
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 

@@ -99,6 +99,39 @@ def test_feed_forward_networks(driver: Driver, activation: int, gated: bool) -> 
     assert F.cosine_similarity(out.view(rows, inputs), expected).min() > 0.9999
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_their_gradients(driver: Driver, activation: int, gated: bool) -> None:
+    rows, size = 9, 21
+    up, above = 3 * torch.randn(rows, size * (2 if gated else 1)), torch.randn(rows, size)
+    exact = up.double().requires_grad_()
+    hidden = ACTIVATIONS[activation](exact[:, :size])
+    hidden = hidden * exact[:, size:] if gated else hidden
+    (gradient,) = torch.autograd.grad(hidden, exact, above.double())
+    found = driver.call("activation", [up, above], rows, size, activation, int(gated))
+    for result, expected in zip(found, (hidden.detach(), gradient), strict=True):
+        torch.testing.assert_close(result.view(expected.shape).double(), expected, atol=4e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 17, 1030])
+def test_cross_entropy(driver: Driver, size: int) -> None:
+    logits, labels, weights = 5 * torch.randn(6, size), torch.randint(size, (6,)), torch.rand(6)
+    exact = logits.double().requires_grad_()
+    losses = F.cross_entropy(exact, labels, reduction="none") + 0.01 * exact.logsumexp(-1).square()
+    (gradient,) = torch.autograd.grad(losses.sum(), exact)
+    found = driver.call("loss", [logits, labels, weights], 6, size)
+    for result, expected in zip(found, (losses.detach(), gradient, weights.double() @ gradient), strict=True):
+        torch.testing.assert_close(result.view(expected.shape).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dropout(driver: Driver) -> None:
+    x = torch.rand(40_001) + 1
+    factors = driver.call("dropout", [x], len(x))[0] / x
+    kept = factors > 0
+    torch.testing.assert_close(factors[kept], torch.full((int(kept.sum()),), 4 / 3))
+    assert abs(float(kept.float().mean()) - 0.75) < 4 * math.sqrt(0.75 * 0.25 / len(x))
+
+
 @pytest.mark.parametrize("half_window", [None, 5])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32), (2, 1, 7)])
 @pytest.mark.parametrize("lengths", [[1], [5, 6, 7], [31, 0, 33], [255, 2]], ids=str)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.activations import ACT2CLS, ACT2FN
 
 from bertblocks.core.registry import Registry, nearest
-from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU
+from bertblocks.nn.linear import is_untouched
+from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU, kernel_for
+from bertblocks.nn.ops.units import CompiledUnits
 
 ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")
 
@@ -46,3 +49,16 @@ KERNEL_ACTIVATIONS: dict[type[nn.Module], int] = {
         "gelu_pytorch_tanh": GELU_TANH,
     }.items()
 }
+
+
+def activate(up: Tensor, activation: nn.Module, gated: bool) -> Tensor:
+    """Apply an activation, or a gated unit if `up` holds gates and values; in the C kernel if it can."""
+    number = KERNEL_ACTIVATIONS.get(type(activation)) if is_untouched(activation, type(activation)) else None
+    if number is not None and up.is_contiguous() and (kernel := kernel_for(up)) is not None:
+        if torch.is_grad_enabled() and up.requires_grad:
+            return CompiledUnits.apply(up, kernel, number, gated)
+        return kernel.activate(up, number, gated)
+    if not gated:
+        return activation(up)
+    gate, value = up.chunk(2, dim=-1)
+    return activation(gate) * value

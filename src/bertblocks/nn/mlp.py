@@ -12,13 +12,12 @@ from transformers import initialization as init
 
 from bertblocks.core.keys import Key, Problem
 from bertblocks.core.registry import Registry
-from bertblocks.nn.activation import get_activation
+from bertblocks.nn.activation import activate, get_activation
 from bertblocks.nn.dropout import Dropout
 from bertblocks.nn.linear import GroupedLinear, Linear, is_untouched
 from bertblocks.nn.ops.gpu import own_kernels
 from bertblocks.nn.ops.liger import liger
 from bertblocks.nn.ops.linear import POST_OPERATIONS, activated_linear, multiplied_linear, runs_on_onednn
-from bertblocks.nn.ops.units import activate
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertblocks.nn.activation import KERNEL_ACTIVATIONS
-from bertblocks.nn.linear import is_untouched
-from bertblocks.nn.ops.int8 import Kernel, kernel_for
+from bertblocks.nn.ops.int8 import Kernel
 
 
 class CompiledUnits(torch.autograd.Function):
@@ -30,17 +28,3 @@ class CompiledUnits(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         kernel, activation, gated = ctx.options
         return kernel.activation_gradient(*ctx.saved_tensors, gradient, activation, gated), None, None, None
-
-
-def activate(up: Tensor, activation: nn.Module, gated: bool) -> Tensor:
-    """Apply an activation, or a gated unit if `up` holds gates and values; in the C kernel if it can."""
-    number = KERNEL_ACTIVATIONS.get(type(activation))
-    kernel = kernel_for(up) if number is not None and is_untouched(activation, type(activation)) else None
-    if kernel is not None and number is not None and up.is_contiguous():
-        if torch.is_grad_enabled() and up.requires_grad:
-            return CompiledUnits.apply(up, kernel, number, gated)
-        return kernel.activate(up, number, gated)
-    if not gated:
-        return activation(up)
-    gate, value = up.chunk(2, dim=-1)
-    return activation(gate) * value
