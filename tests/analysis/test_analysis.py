@@ -26,7 +26,9 @@ from bertblocks.analysis import (
 from bertblocks.analysis.flops import visible_pairs
 from bertblocks.analysis.memory import LABELLED_SHARE
 from bertblocks.models import TASK_MODELS
+from bertblocks.nn.ops import int8
 from bertblocks.nn.ops import linear as linear_module
+from bertblocks.nn.ops.int8 import KernelError
 from tests.helpers import tiny_config
 
 TASKS = ["base", "masked-lm", "pretraining", "sequence-classification", "token-classification", "question-answering"]
@@ -179,8 +181,15 @@ def kept_by_autograd(model: Any, run: Any) -> int:
     return sum(kept.values())
 
 
+@pytest.fixture
+def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates are of torch's own operations: oneDNN's fuse some, and the C kernels keep less."""
+    monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: False)
+    monkeypatch.setattr(int8, "find_kernel", lambda: KernelError("not in this test"))
+
+
 @pytest.mark.parametrize("task", ["base", "token-classification"])
-def test_training_memory_equals_what_autograd_stores(config: Any, task: Any) -> None:
+def test_training_memory_equals_what_autograd_stores(torch_operations: None, config: Any, task: Any) -> None:
     config.attention_backend = "sdpa"
     ids = torch.ones(1, 40, dtype=torch.long)
     assert training_bytes(build(config, task), 40) == kept_by_autograd(
@@ -188,7 +197,7 @@ def test_training_memory_equals_what_autograd_stores(config: Any, task: Any) -> 
     )
 
 
-def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head() -> None:
+def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head(torch_operations: None) -> None:
     config = tiny_config(vocab_size=900, attention_backend="sdpa")
     ids = torch.ones(1, 40, dtype=torch.long)
     labels = torch.full_like(ids, -100)
@@ -209,10 +218,8 @@ def test_masked_lm_training_keeps_only_labelled_tokens_in_the_head() -> None:
     ],
 )
 def test_inference_memory_equals_what_the_allocator_reports(
-    architecture: Any, task: Any, monkeypatch: pytest.MonkeyPatch
+    torch_operations: None, architecture: Any, task: Any
 ) -> None:
-    # the estimate is of torch's own operations: oneDNN's fuse some and have a workspace of their own
-    monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: False)
     # wide enough that the peak is not in attention, where a kernel's own workspace depends on the number of cores
     config = tiny_config(**ARCHITECTURES[architecture], vocab_size=4000, intermediate_size=600)
     model = TASK_MODELS[task](config).eval()
