@@ -134,7 +134,7 @@ for rotation and attention in bf16, gated units and the loss had taken it from 1
 Fine-tuning MiniLM on the same machine spends half of a step in products, which run at 600 to 650 GFLOP/s there and at
 950 alone: weights, gradients and moments of 10.6 million parameters pass through the memory in every step, and the
 products wait for it. Casting weights and gradients takes another 12 to 15 %, AdamW and clipping 8 %, attention 5 %,
-activations 4 %. STS-B gains less than banking77 because its batches have less padding.
+activations 4 %.
 
 The JAX model is bound by what surrounds its products, which run as fast as oneDNN's: rows of 256 tokens hold 13 %
 padding after packing, attention takes 60 of 310 ms, and XLA adds biases and activations in passes of their own.
