@@ -21,6 +21,7 @@ from bertblocks.checkpoints.sentence_transformers.sparse_encoder import find_enc
 from bertblocks.inference.splitting import max_sequence_length
 from bertblocks.models import BertBlocksPreTrainedModel
 from bertblocks.models.heads import HEAD_PARTS
+from bertblocks.models.sequence_classification import BertBlocksForSequenceClassification
 from bertblocks.nn.linear import GroupedLinear, Linear
 from bertblocks.tasks.base import FineTuneTask
 from bertblocks.text.tokenizers import load_tokenizer_if_any
@@ -161,10 +162,15 @@ def train_used_rows(model: nn.Module) -> None:
 
 
 def add_lora(model: BertBlocksPreTrainedModel, rank: int) -> nn.Module:
-    """Adds LoRA adapters to the matrices inside layers. The heads are trained in full."""
+    """Adds LoRA adapters to the matrices inside layers, and to a pooler that a classifier reads.
+
+    The heads are trained in full.
+    """
     from peft import LoraConfig, get_peft_model
 
     targets = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _takes_lora(name, module)})
+    if isinstance(model, BertBlocksForSequenceClassification) and model.config.classifier_head == "pooler":
+        targets.append("pooler.dense")
     tied = {name.split(".")[0] for name in model.all_tied_weights_keys}  # a copy of its own could not be saved
     heads = [
         name for name, part in model.named_children() if name in HEAD_PARTS and name not in tied and _is_trained(part)
