@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import resource
 import socket
 import stat
+import struct
+import sys
 from pathlib import Path
 
 from bertblocks.serve.settings import ServeSettings
@@ -15,6 +18,15 @@ from bertblocks.serve.settings import ServeSettings
 BACKLOG = 2048
 #: Files that a server has open apart from its connections.
 OTHER_FILES = 256
+#: Linux's socket option that attaches a filter of packets; Python's socket module lacks its name.
+SO_ATTACH_FILTER = 26
+#: The filter in classic BPF, as (code, jump if true, jump if false, value) per instruction.
+DROP_REQUESTS_TO_CONNECT = (
+    (0x30, 0, 0, 13),  # load the byte with the flags of the TCP header
+    (0x45, 0, 1, 0x02),  # if SYN is not set, skip an instruction
+    (0x06, 0, 0, 0),  # drop the packet
+    (0x06, 0, 0, 0xFFFFFFFF),  # keep all of it
+)
 
 
 def listen(settings: ServeSettings) -> socket.socket:
@@ -66,3 +78,19 @@ def allow_connections(count: int) -> None:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def stop_connections(listener: socket.socket) -> None:
+    """Lets nobody new connect; connections that the kernel has begun to accept can still be taken.
+
+    Without it, closing the listener resets each connection that arrives after the last `accept`. A client whose
+    request for a TCP connection is dropped asks again after a second, and then finds nobody who listens.
+    """
+    if listener.family == socket.AF_UNIX:
+        listener.shutdown(socket.SHUT_RD)
+    elif sys.platform == "linux":
+        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in DROP_REQUESTS_TO_CONNECT)
+        buffer = ctypes.create_string_buffer(code, len(code))
+        program = struct.pack("@HP", len(DROP_REQUESTS_TO_CONNECT), ctypes.addressof(buffer))
+        with contextlib.suppress(OSError):  # a sandbox may lack the option
+            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

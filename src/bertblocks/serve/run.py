@@ -21,7 +21,7 @@ import uvicorn
 
 from bertblocks.serve.connections import ConnectionLimits, LimitedProtocol
 from bertblocks.serve.front import Front, Service, wrap
-from bertblocks.serve.listening import BACKLOG, allow_connections, listen
+from bertblocks.serve.listening import BACKLOG, allow_connections, listen, stop_connections
 from bertblocks.serve.logs import make_access_log, set_up_logs
 from bertblocks.serve.metrics import Metrics
 from bertblocks.serve.requests import RequestRecord
@@ -33,6 +33,8 @@ Loaded = TypeVar("Loaded")
 logger = logging.getLogger("bertblocks.serve")
 #: Seconds until an idle connection is closed; longer than proxies keep theirs, so that they close them first.
 KEEP_ALIVE = 75
+#: Seconds that clients have to complete the connections they have begun when the server stops listening.
+LAST_HANDSHAKES = 0.1
 #: The part of the drain that is left for answers to requests that could not be finished.
 LAST_ANSWERS = 0.1
 
@@ -152,7 +154,7 @@ class _Server(uvicorn.Server):
         deadline = time.monotonic() + self.settings.drain
         self.front.drain()
         self.limits.draining = True
-        self._stop_listening(sockets or [])
+        await self._stop_listening(sockets or [])
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if self.server_state.tasks:
@@ -169,11 +171,14 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
-    def _stop_listening(self, sockets: list[socket.socket]) -> None:
-        """Closes the listener, but takes the connections that the kernel has accepted by then."""
+    async def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        """Closes the listener, but takes the connections that the kernel has begun to accept by then."""
         copies = [each.dup() for each in sockets]
         for server in self.servers:
             server.close()
+        for copy in copies:
+            stop_connections(copy)
+        await asyncio.sleep(LAST_HANDSHAKES)
         loop = asyncio.get_running_loop()
         protocol: Any = self.config.http_protocol_class
         factory = functools.partial(protocol, config=self.config, server_state=self.server_state, app_state={})
