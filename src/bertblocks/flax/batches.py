@@ -45,7 +45,7 @@ def pad_rows(sequences: Sequence[Sequence[int]], pad_token_id: int = 0) -> dict[
 def pack_rows(
     sequences: Sequence[Sequence[int]], length: int, pad_token_id: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Packs sequences into rows of `length` by first fit, the longest first.
+    """Packs sequences into rows of `length`, as full as they get.
 
     Returns `input_ids` with `segment_ids`, and for every sequence its row and its index in that row, which is where the
     model's output for the whole sequence is.
@@ -57,7 +57,7 @@ def pack_rows(
         >>> places.tolist()
         [[1, 0], [0, 0], [0, 1]]
     """
-    places = _first_fit([len(sequence) for sequence in sequences], length)
+    places = _fill_rows([len(sequence) for sequence in sequences], length)
     ids = np.full((places[:, 0].max(initial=0) + 1, length), pad_token_id, np.int32)
     segments = np.zeros(ids.shape, np.int32)
     starts = np.zeros(len(ids), np.int32)
@@ -69,20 +69,39 @@ def pack_rows(
     return {"input_ids": ids, "segment_ids": segments}, places
 
 
-def _first_fit(sizes: list[int], length: int) -> np.ndarray:
-    """Returns the row of every sequence and its index in that row: `[sequences, 2]`."""
-    places = np.zeros((len(sizes), 2), np.int32)
-    free: list[int] = []
-    counts: list[int] = []
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        size = sizes[number]
+def _fill_rows(sizes: list[int], length: int) -> np.ndarray:
+    """Returns the row of every sequence and its index in that row: `[sequences, 2]`.
+
+    A row takes the longest sequence that is left, and then those of the others that fill it best: a padded slot costs
+    as much as a token.
+    """
+    for number, size in enumerate(sizes):
         if not 0 < size <= length:
             raise ValueError(f"Sequence {number} has {size} tokens; a row of {length} holds 1 to {length}.")
-        row = next((row for row, room in enumerate(free) if size <= room), len(free))
-        if row == len(free):
-            free.append(length)
-            counts.append(0)
-        places[number] = row, counts[row]
-        free[row] -= size
-        counts[row] += 1
+    places = np.zeros((len(sizes), 2), np.int32)
+    left = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+    row = 0
+    while left:
+        chosen = [left[0], *_best_subset(left[1:], sizes, length - sizes[left[0]])]
+        for index, number in enumerate(chosen):
+            places[number] = row, index
+        taken = set(chosen)
+        left = [number for number in left if number not in taken]
+        row += 1
     return places
+
+
+def _best_subset(numbers: list[int], sizes: list[int], room: int) -> list[int]:
+    """Returns those of the numbers whose sizes add up to the most that fits, preferring early ones."""
+    sums = [1]  # bit s of entry n is set if some of the first n sizes add up to s
+    for number in numbers:
+        if sums[-1] >> room:
+            break
+        sums.append((sums[-1] | sums[-1] << sizes[number]) & ((2 << room) - 1))
+    total = sums[-1].bit_length() - 1
+    chosen = []
+    for index in range(len(sums) - 1, 0, -1):
+        if not sums[index - 1] >> total & 1:
+            chosen.append(numbers[index - 1])
+            total -= sizes[numbers[index - 1]]
+    return chosen[::-1]
