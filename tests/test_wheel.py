@@ -11,25 +11,25 @@ import pytest
 import torch
 
 from bertblocks.core.c_library import find_compilers
-from bertblocks.nn.ops.int8 import Kernel, find_kernel, runnable_targets
+from bertblocks.nn.ops.kernels import Kernel, find_kernel, runnable_targets
 from bertblocks.nn.ops.targets import TARGETS
 
 pytest.importorskip("hatchling")
 ROOT = Path(__file__).parents[1]
 #: The tag of wheels with kernels.
 PLATFORM = (
-    f"linux_{platform.machine()}" if platform.system() == "Linux" and platform.machine() in TARGETS["int8.c"] else ""
+    f"linux_{platform.machine()}" if platform.system() == "Linux" and platform.machine() in TARGETS["kernels.c"] else ""
 )
 #: Multiplies with the kernel of an unpacked wheel, and prints whether the wheel had it.
 MULTIPLY = """
 import sys
 from pathlib import Path
 import torch
-from bertblocks.nn.ops import int8
+from bertblocks.nn.ops import kernels
 torch.manual_seed(0)
 weight = torch.randint(-127, 128, (48, 40), dtype=torch.int8)
-kernel = int8.find_kernel()
-assert isinstance(kernel, int8.Kernel), kernel
+kernel = kernels.find_kernel()
+assert isinstance(kernel, kernels.Kernel), kernel
 torch.save(kernel.linear(torch.randn(5, 40), kernel.pack(weight, torch.rand(48), None)), sys.argv[1])
 """
 

@@ -26,9 +26,9 @@ from bertblocks.analysis import (
 from bertblocks.analysis.flops import visible_pairs
 from bertblocks.analysis.memory import LABELLED_SHARE
 from bertblocks.models import TASK_MODELS
-from bertblocks.nn.ops import int8
+from bertblocks.nn.ops import kernels
 from bertblocks.nn.ops import linear as linear_module
-from bertblocks.nn.ops.int8 import KernelError
+from bertblocks.nn.ops.kernels import KernelError
 from tests.helpers import tiny_config
 
 TASKS = ["base", "masked-lm", "pretraining", "sequence-classification", "token-classification", "question-answering"]
@@ -185,7 +185,7 @@ def kept_by_autograd(model: Any, run: Any) -> int:
 def torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates are of torch's own operations: oneDNN's fuse some, and the C kernels keep less."""
     monkeypatch.setattr(linear_module, "is_onednn_faster", lambda: False)
-    monkeypatch.setattr(int8, "find_kernel", lambda: KernelError("not in this test"))
+    monkeypatch.setattr(kernels, "find_kernel", lambda: KernelError("not in this test"))
 
 
 @pytest.mark.parametrize("task", ["base", "token-classification"])

@@ -34,14 +34,14 @@ from bertblocks.cli.quantize import quantize as command
 from bertblocks.models.quantization import MIN_COSINE, QuantizationError, describe, quantize
 from bertblocks.nn import quantized as layers
 from bertblocks.nn.mlp import GLU, MLP, NGPTMLP
-from bertblocks.nn.ops import int8 as kernel
-from bertblocks.nn.ops.int8 import Kernel, KernelError
+from bertblocks.nn.ops import kernels
+from bertblocks.nn.ops.kernels import Kernel, KernelError
 from bertblocks.nn.quantized import QuantizedLinear, QuantizedMLP
 from tests.checkpoints.family_cases import FAMILY_CASES
 from tests.checkpoints.test_families import CASES, reference
 from tests.helpers import pad_ids, ragged_ids, tiny_config
 
-HAS_KERNEL = isinstance(kernel.find_kernel(), Kernel)
+HAS_KERNEL = isinstance(kernels.find_kernel(), Kernel)
 PATHS = ["torch", pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL, reason=describe()))]
 
 
@@ -49,7 +49,7 @@ PATHS = ["torch", pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs each test that uses it with both kernels."""
     if request.param == "torch":
-        monkeypatch.setattr(layers, "find_kernel", lambda: KernelError("not in this test"))
+        monkeypatch.setattr(kernels, "find_kernel", lambda: KernelError("not in this test"))
     return request.param
 
 
@@ -232,7 +232,7 @@ def test_both_kernels_give_the_same_model(monkeypatch: pytest.MonkeyPatch) -> No
     model = BertBlocksForMaskedLM(tiny_config(norm_pos="pre", mlp_type="glu")).quantize("int8")
     ids = torch.randint(1, 60, (3, 20))
     expected = model(ids).logits
-    monkeypatch.setattr(layers, "find_kernel", lambda: KernelError("not in this test"))
+    monkeypatch.setattr(kernels, "find_kernel", lambda: KernelError("not in this test"))
     # the kernel's attention may be in bf16
     assert F.cosine_similarity(model(ids).logits, expected, dim=-1).min() > 0.999
 
@@ -357,22 +357,22 @@ def test_a_damaged_checkpoint_raises(tmp_path: Path) -> None:
 
 def test_describe_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if HAS_KERNEL:
-        assert describe() == f"int8: C kernel, {next(iter(kernel.runnable_targets()))}, 1 thread"
-    monkeypatch.setattr(kernel, "find_kernel", kernel.find_kernel.__wrapped__)
-    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset({"sse2", "avx2"}))
+        assert describe() == f"int8: C kernel, {next(iter(kernels.runnable_targets()))}, 1 thread"
+    monkeypatch.setattr(kernels, "find_kernel", kernels.find_kernel.__wrapped__)
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: frozenset({"sse2", "avx2"}))
     assert describe() == "int8: torch, 1 thread (no C kernel: this CPU has no fma)"
-    monkeypatch.setattr(kernel.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "riscv64")
     assert describe() == "int8: torch, 1 thread (no C kernel: there is none for riscv64)"
 
 
 def test_describe_says_why_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target that the CPU has is tried."""
-    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx_vnni"}))
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx_vnni"}))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    error = kernel.find_kernel.__wrapped__()
+    error = kernels.find_kernel.__wrapped__()
     assert isinstance(error, KernelError)
     assert str(error) == "; ".join(f"{name}: no C compiler (cc, gcc, clang) was found" for name in ("AVX-VNNI", "AVX2"))
 
@@ -388,12 +388,12 @@ def test_describe_says_why_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_the_fastest_target_comes_first(monkeypatch: pytest.MonkeyPatch, flags: str, fastest: str) -> None:
-    monkeypatch.setattr(kernel.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(kernel, "cpu_flags", lambda: frozenset(flags.split()))
-    monkeypatch.setattr(kernel, "is_amx_broken", lambda: False)
-    assert next(iter(kernel.runnable_targets())) == fastest
-    monkeypatch.setattr(kernel, "is_amx_broken", lambda: True)
-    assert "AMX" not in kernel.runnable_targets()
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(kernels, "cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(kernels, "is_amx_broken", lambda: False)
+    assert next(iter(kernels.runnable_targets())) == fastest
+    monkeypatch.setattr(kernels, "is_amx_broken", lambda: True)
+    assert "AMX" not in kernels.runnable_targets()
 
 
 # ---------------------------------------------------------------------- folders and the command

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "int8.c"
+#include "kernels.c"
 
 static char path[4096];
 static int64_t numbers[16];

@@ -15,10 +15,11 @@ from bertblocks import BertBlocksModel, SequenceLayout
 from bertblocks.core.c_library import CompileError, compile_source
 from bertblocks.nn import quantized
 from bertblocks.nn.activation import KERNEL_ACTIVATIONS, activate, get_activation
-from bertblocks.nn.ops import int8
+from bertblocks.nn.ops import kernels
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.dropout import dropout
-from bertblocks.nn.ops.int8 import SOURCE, AttentionCall, Kernel, KernelError, load_kernel, runnable_targets
+from bertblocks.nn.ops.kernel_arguments import AttentionCall
+from bertblocks.nn.ops.kernels import SOURCE, Kernel, KernelError, load_kernel, runnable_targets
 from bertblocks.nn.ops.targets import AVX512_VNNI, OPTIONS
 from bertblocks.nn.quantized import QuantizedBlock
 from tests.helpers import pad_ids, ragged_ids, tiny_config
@@ -54,8 +55,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
         found = load(request.param)
     except (CompileError, OSError) as error:
         pytest.skip(str(error))
-    for module in (int8, quantized):
-        monkeypatch.setattr(module, "find_kernel", lambda: found)
+    monkeypatch.setattr(kernels, "find_kernel", lambda: found)
     return found
 
 
@@ -230,7 +230,7 @@ def test_models_in_fp32_use_the_kernel(kernel: Kernel, monkeypatch: pytest.Monke
     ids, mask = pad_ids(ragged_ids([7, 50]))
     with torch.inference_mode():
         result = model(ids, attention_mask=mask).last_hidden_state
-        monkeypatch.setattr(int8, "find_kernel", lambda: KernelError("not in this test"))
+        monkeypatch.setattr(kernels, "find_kernel", lambda: KernelError("not in this test"))
         expected = model(ids, attention_mask=mask).last_hidden_state
     assert not torch.equal(result, expected)
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU, SOURCE, MemoryOrder, PackedLayer
+from bertblocks.nn.ops.kernel_arguments import MemoryOrder, PackedLayer
+from bertblocks.nn.ops.kernels import GELU, GELU_TANH, RELU, SILU, SOURCE
 from bertblocks.nn.ops.targets import OPTIONS, TARGETS
 from bertblocks.nn.quantized import multiply
 
@@ -50,11 +51,11 @@ class Driver:
         return [torch.from_numpy(np.fromfile(result, dtype=np.float32)) for result in results]
 
 
-@pytest.fixture(scope="module", params=TARGETS["int8.c"]["aarch64"])
+@pytest.fixture(scope="module", params=TARGETS["kernels.c"]["aarch64"])
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
     program = tmp_path_factory.mktemp("driver") / "driver"
     options = [option for option in OPTIONS if option not in ("-fPIC", "-shared")]
-    options += [*TARGETS["int8.c"]["aarch64"][request.param].values(), "-static", f"-I{SOURCE.parent}"]
+    options += [*TARGETS["kernels.c"]["aarch64"][request.param].values(), "-static", f"-I{SOURCE.parent}"]
     source = Path(__file__).with_name("kernel_driver.c")
     subprocess.run([COMPILER, *options, str(source), "-o", str(program), "-lm"], check=True)
     return Driver(program, tmp_path_factory.mktemp("arrays"))

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from bertblocks import Predictor
-from bertblocks.nn.ops.int8 import Kernel, describe, find_kernel
+from bertblocks.nn.ops.kernels import Kernel, describe, find_kernel
 from bertblocks.nn.quantized import QuantizedBlock
 from bertblocks.serve.batch_queue import BatchQueue
 from bertblocks.serve.errors import (

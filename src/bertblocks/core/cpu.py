@@ -40,7 +40,12 @@ def cpu_info() -> dict[str, str]:
 def cpu_flags() -> frozenset[str]:
     """The instruction sets by Linux' names: x86's flags or ARM's features."""
     info = cpu_info()
-    return frozenset((info.get("flags") or info.get("Features", "")).split())
+    return _words(info.get("flags") or info.get("Features", ""))
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def is_intel() -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertblocks.core.registry import nearest
 from bertblocks.models.quantization_accuracy import Accuracy, collect_outputs, compare_outputs
 from bertblocks.nn.linear import GroupedLinear, Linear
-from bertblocks.nn.ops.int8 import describe
+from bertblocks.nn.ops.kernels import describe
 from bertblocks.nn.quantized import QuantizedBlock, QuantizedLinear, QuantizedMLP
 
 METHODS = ("int8",)

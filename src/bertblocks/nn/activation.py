@@ -10,7 +10,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 from bertblocks.core.registry import Registry, nearest
 from bertblocks.nn.linear import is_untouched
-from bertblocks.nn.ops.int8 import GELU, GELU_TANH, RELU, SILU, kernel_for
+from bertblocks.nn.ops.kernels import GELU, GELU_TANH, RELU, SILU, kernel_for
 from bertblocks.nn.ops.units import CompiledUnits
 
 ACTIVATIONS: Registry[Callable[[], nn.Module]] = Registry("hidden_act")

@@ -14,13 +14,7 @@ from transformers import initialization as init
 from bertblocks.core.keys import Key
 from bertblocks.core.registry import Registry
 from bertblocks.nn.backends.base import AttentionBackend, AttentionContext, AttentionPattern, repeat_kv
-from bertblocks.nn.backends.cpu import (
-    LONGEST_TRAINED,
-    CpuBackend,
-    attend_with_gradients,
-    attention_call,
-    find_attention_kernel,
-)
+from bertblocks.nn.backends.cpu import CpuBackend, attend_in_kernel, find_attention_kernel
 from bertblocks.nn.backends.eager import EagerBackend
 from bertblocks.nn.convolution import SpanConvolution, get_span_convolution
 from bertblocks.nn.dropout import Dropout
@@ -222,15 +216,8 @@ class Attention(nn.Module):
         kernel = find_attention_kernel(qkv, self.head_dim, call)
         if kernel is None:
             return None
-        q, k, v = self.split(qkv)
-        described = attention_call(q, k, call, self.rotation(context.layout))
-        if call.is_inference:
-            return kernel.attention(q, k, v, described)
-        if described.longest > LONGEST_TRAINED:
-            return None
-        # the gradient of one tensor needs no copies
-        tensors = (qkv,) if self.query_bias is None else (q, k, v)
-        return attend_with_gradients(kernel, described, call.dropout, *tensors)
+        whole = qkv if self.query_bias is None else None
+        return attend_in_kernel(kernel, *self.split(qkv), call, self.rotation(context.layout), whole)
 
     def forward(
         self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None

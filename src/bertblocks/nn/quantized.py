@@ -18,23 +18,8 @@ from bertblocks.nn.mlp import GLU, MLP
 from bertblocks.nn.ngpt import LayerOutput
 from bertblocks.nn.norm import LayerNorm, RMSNorm
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
-from bertblocks.nn.ops.int8 import (
-    MAX_HEAD_SIZE,
-    AttentionCall,
-    Kernel,
-    NormParts,
-    PackedEncoderLayer,
-    PackedLayer,
-    find_kernel,
-)
-
-
-def usable_kernel(x: Tensor) -> Kernel | None:
-    """Return the C kernel if it can run on this input; graph capture needs torch's operations."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    kernel = find_kernel()
-    return kernel if isinstance(kernel, Kernel) else None
+from bertblocks.nn.ops.kernel_arguments import AttentionCall, NormParts, PackedEncoderLayer, PackedLayer
+from bertblocks.nn.ops.kernels import MAX_HEAD_SIZE, Kernel, kernel_for
 
 
 class QuantizedLinear(nn.Module):
@@ -85,7 +70,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.rows(x)
-        kernel = usable_kernel(x) if len(rows) else None
+        kernel = kernel_for(rows)
         if kernel is None:
             out = multiply(rows, self.weight, self.weight_scale.float(), self.bias)
         else:
@@ -145,7 +130,8 @@ class QuantizedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         up: QuantizedLinear = self.up  # type: ignore[assignment]
         down: QuantizedLinear = self.down  # type: ignore[assignment]
-        kernel = usable_kernel(x) if len(x) else None
+        rows = up.rows(x)
+        kernel = kernel_for(rows)
         if kernel is None:
             hidden = up(x)
             if self.gated:
@@ -153,7 +139,7 @@ class QuantizedMLP(nn.Module):
                 return down(self.activation(gate) * value)
             return down(self.activation(hidden))
         activation = KERNEL_ACTIVATIONS[type(self.activation)]
-        out = kernel.mlp(up.rows(x), up.packed(kernel), down.packed(kernel), activation, self.gated)
+        out = kernel.mlp(rows, up.packed(kernel), down.packed(kernel), activation, self.gated)
         return out.view(*x.shape[:-1], down.out_features).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -183,7 +169,7 @@ class QuantizedBlock(Block):
         return is_quantized and attention.is_plain and all(_is_plain(residual) for residual in residuals)
 
     def forward(self, x: Tensor, context: ForwardContext, token_indices: Tensor | None = None) -> LayerOutput:
-        kernel = usable_kernel(x) if self._is_fusible(x, context) else None
+        kernel = kernel_for(x) if self._is_fusible(x, context) else None
         packed = None if kernel is None else self._pack(kernel)
         if packed is None or kernel is None:
             return super().forward(x, context, token_indices)
@@ -194,7 +180,7 @@ class QuantizedBlock(Block):
         return kernel.layer(x.contiguous(), packed, self._call(context.layout), token_indices), None, None
 
     def _is_fusible(self, x: Tensor, context: ForwardContext) -> bool:
-        if self.training or not len(x) or x.dtype != torch.float32 or context.layout.key_mask is not None:
+        if self.training or x.dtype != torch.float32 or context.layout.key_mask is not None:
             return False
         if context.output_weights or context.memory is not None or type(context.backend) is not CpuBackend:
             return False

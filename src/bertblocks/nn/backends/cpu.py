@@ -13,7 +13,8 @@ from bertblocks.nn.layout import SequenceLayout, is_capturing, is_symbolic
 from bertblocks.nn.ops.attention import AttentionChunk, Chunk, SequenceBatch, attend_chunks
 from bertblocks.nn.ops.compiled_attention import CompiledAttention
 from bertblocks.nn.ops.cpu import has_fast_bf16_products
-from bertblocks.nn.ops.int8 import MAX_HEAD_SIZE, AttentionCall, Kernel, kernel_for
+from bertblocks.nn.ops.kernel_arguments import AttentionCall
+from bertblocks.nn.ops.kernels import MAX_HEAD_SIZE, Kernel, kernel_for
 
 #: Beyond this length torch's fused kernel is faster than plain products.
 LONGEST_CHUNK = 512
@@ -46,11 +47,9 @@ class CpuBackend(SdpaBackend):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         kernel = find_attention_kernel(q, q.shape[-1], context)
         if kernel is not None and all(x.stride()[1:] == (q.shape[-1], 1) for x in (q, k, v)):
-            call = attention_call(q, k, context)
-            if context.is_inference:
-                return kernel.attention(q, k, v, call)
-            if call.longest <= LONGEST_TRAINED:
-                return attend_with_gradients(kernel, call, context.dropout, q, k, v)
+            attended = attend_in_kernel(kernel, q, k, v, context)
+            if attended is not None:
+                return attended
         chunks = self._chunks(q, context)
         if chunks is None:
             return super().attend(q, k, v, context)
@@ -172,10 +171,26 @@ def find_attention_kernel(x: Tensor, head_dim: int, context: AttentionContext) -
     return kernel_for(x) if is_plain and head_dim <= MAX_HEAD_SIZE else None
 
 
-def attend_with_gradients(kernel: Kernel, call: AttentionCall, dropout: float, *tensors: Tensor) -> Tensor:
-    """Attend over sequences of up to `LONGEST_TRAINED` tokens; one tensor may hold queries, keys and values."""
-    seed = int(torch.randint(2**62, ())) if dropout else 0
-    return CompiledAttention.apply(kernel, call, dropout, seed, *tensors)
+def attend_in_kernel(
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: AttentionContext,
+    rotation: tuple[Tensor, Tensor] | None = None,
+    qkv: Tensor | None = None,
+) -> Tensor | None:
+    """Attend, or return None for a sequence that is too long to train on.
+
+    `qkv` is the tensor of which q, k and v are views, if there is one: its gradient needs no copies.
+    """
+    call = attention_call(q, k, context, rotation)
+    if context.is_inference:
+        return kernel.attention(q, k, v, call)
+    if call.longest > LONGEST_TRAINED:
+        return None
+    seed = int(torch.randint(2**62, ())) if context.dropout else 0
+    return CompiledAttention.apply(kernel, call, context.dropout, seed, *((q, k, v) if qkv is None else (qkv,)))
 
 
 def attention_call(

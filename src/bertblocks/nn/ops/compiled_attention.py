@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertblocks.nn.ops.int8 import AttentionCall, Kernel
+from bertblocks.nn.ops.kernel_arguments import AttentionCall
+from bertblocks.nn.ops.kernels import Kernel
 
 
 class CompiledAttention(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertblocks.nn.numerics import upcast
-from bertblocks.nn.ops.int8 import kernel_for
+from bertblocks.nn.ops.kernels import kernel_for
 from bertblocks.nn.ops.linear import fill, is_filled, linear, not_cast
 
 #: The most logits held at a time: 32 MB in fp32. More is not faster.
@@ -77,10 +77,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = row_weights.new_zeros(())
         for part in (slice(start, start + rows) for start in range(0, len(hidden), rows)):
             logits = linear(hidden[part], weight, bias)
-            chunk = _chunk if (kernel := kernel_for(logits)) is None else kernel.cross_entropy
-            losses, logits, sums = chunk(logits, labels[part], row_weights[part], z_loss, any(wanted))
+            kernel = kernel_for(logits)
+            compute = _cross_entropy_by_torch if kernel is None else kernel.cross_entropy
+            losses, logits, sums = compute(logits, labels[part], row_weights[part], z_loss, any(wanted))
             total += losses @ row_weights[part]
-            if any(wanted):
+            if sums is not None:
                 _add_gradients(gradients, part, hidden, weight, row_weights[part, None], logits, sums)
         ctx.save_for_backward(None if gradients[0] is None else gradients[0][:count], *gradients[1:])
         return total
@@ -92,12 +93,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         return (*gradients, None, None, None, None, None)
 
 
-def _chunk(
+def _cross_entropy_by_torch(
     logits: Tensor, labels: Tensor, row_weights: Tensor, z_loss: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return every row's loss and, if requested, its gradient at the logits: softmax minus 1 at the label.
+    """Return what `Kernel.cross_entropy` does: the rows' losses, the logits or their gradient, and its sum.
 
-    The sum of the gradients over the rows, with their weights, comes third. The term of the z-loss, z log(D)^2 with
+    The gradient is the softmax minus 1 at the label. The term of the z-loss, z log(D)^2 with
     the softmax's denominator D, adds 2 z log(D) times the softmax.
     """
     logits = upcast(logits)
@@ -132,11 +133,11 @@ def _add_gradients(
     weight: Tensor,
     row_weights: Tensor,  # [rows, 1]
     logits_gradient: Tensor,  # [rows, vocabulary]
-    sums: Tensor | None,  # [vocabulary]
+    sums: Tensor,  # [vocabulary]
 ) -> None:
     """Add one chunk's share; row weights multiply the smaller factor of each product."""
     for_hidden, for_weight, for_bias = gradients
-    if for_bias is not None and sums is not None:
+    if for_bias is not None:
         for_bias += sums
     logits_gradient = logits_gradient.to(hidden.dtype)
     if for_hidden is not None:

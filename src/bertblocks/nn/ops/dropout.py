@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertblocks.nn.ops.int8 import Kernel, kernel_for
+from bertblocks.nn.ops.kernels import Kernel, kernel_for
 
 #: The number of values of 16 bits. The rate is rounded to a multiple of 1 / STEPS.
 STEPS = 2**16

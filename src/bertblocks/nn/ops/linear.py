@@ -37,6 +37,11 @@ def is_captured() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
+def is_plain(x: Tensor) -> bool:
+    """True for an ordinary tensor on the CPU, outside graph capture: kernels of our own can read its memory."""
+    return x.device.type == "cpu" and type(x) is Tensor and not is_captured()
+
+
 def cast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype in which autocast multiplies matrices like x, or None if it leaves them alone."""
     device = x.device.type
@@ -53,12 +58,11 @@ def not_cast(x: Tensor) -> contextlib.AbstractContextManager:
 def runs_on_onednn(x: Tensor, weight: Tensor) -> bool:
     """True for plain fp32 matrices on a CPU where oneDNN is faster, outside graph capture."""
     return (
-        x.device.type == weight.device.type == "cpu"
+        weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and type(x) is Tensor
         and x.dim() > 1
         and type(weight) in (Tensor, torch.nn.Parameter)
-        and not is_captured()
+        and is_plain(x)
         and cast_dtype(x) is None
         and is_onednn_faster()
     )
@@ -66,9 +70,8 @@ def runs_on_onednn(x: Tensor, weight: Tensor) -> bool:
 
 def is_filled(x: Tensor, dtype: torch.dtype | None = None) -> bool:
     """True for plain matrices on a CPU that are multiplied in bf16, or in `dtype`, outside graph capture."""
-    if x.device.type != "cpu" or type(x) is not Tensor or x.dim() < 2 or is_captured():
-        return False
-    return (dtype or cast_dtype(x) or x.dtype) == torch.bfloat16 and has_bf16_units(x.device)
+    in_bf16 = x.dim() > 1 and is_plain(x) and (dtype or cast_dtype(x) or x.dtype) == torch.bfloat16
+    return in_bf16 and has_bf16_units(x.device)
 
 
 def filled(rows: int) -> int:

@@ -15,7 +15,7 @@ AVX2 = {"avx2": "-mavx2", "fma": "-mfma"}
 #: The libraries to compile of each source for each architecture, the fastest first: by Linux' names the instruction
 #: sets that it needs, with the compiler's options.
 TARGETS = {
-    "int8.c": {
+    "kernels.c": {
         "x86_64": {
             "AMX": AVX512_BF16 | {"amx_tile": "-mamx-tile", "amx_int8": "-mamx-int8"},
             "AVX512-VNNI with bf16": AVX512_BF16,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertblocks.nn.ops.int8 import Kernel
+from bertblocks.nn.ops.kernels import Kernel
 
 
 class CompiledUnits(torch.autograd.Function):
