@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_BENCH := .venv/.installed-bench
+INSTALLED_SLOW := .venv/.installed-slow
 # one worker per CPU; a worker that runs out of tests takes some of another's, so most module fixtures are built once
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=worksteal --durations=20
 
@@ -22,7 +23,7 @@ tests: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 # heavy checks: presets at full size, long texts, kills, several processes
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m slow
 
 # every test that needs CUDA, and a table of the outcomes to paste into an issue
@@ -63,4 +64,8 @@ endif
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+$(INSTALLED_SLOW): $(INSTALLED)
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluation]'
 	touch $@

@@ -1,12 +1,15 @@
 """What the package sets up for the CPU."""
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
 
-#: Prints the memory in MB after 400 and after 2,000 forward passes over batches that all differ.
+from bertblocks.nn.ops.cpu import is_onednn_faster
+
+#: Prints the memory in MB after 2,000 forward passes over batches that all differ.
 RAGGED = """
 import random
 import torch
@@ -19,21 +22,26 @@ def resident():
 draw = random.Random(0)
 model = BertBlocksModel(BertBlocksConfig.from_preset("bert-base", num_hidden_layers=1, hidden_size=48)).eval()
 with torch.inference_mode():
-    for step in range(1, 2001):
+    for _ in range(2000):
         lengths = torch.tensor([draw.randint(1, 120) for _ in range(draw.randint(1, 8))])
         ids = torch.randint(5, 1000, (int(lengths.sum()),))
         model(ids, cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]))
-        if step in (400, 2000):
-            print(resident())
+print(resident())
 """
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_ragged_batches() -> None:
-    """oneDNN keeps a compiled operation for every shape; its default of 1,024 takes 200 MB more."""
-    done = subprocess.run([sys.executable, "-c", RAGGED], capture_output=True, text=True, check=True)
-    early, late = map(int, done.stdout.split())
-    assert late - early < 100
+@pytest.mark.skipif(not is_onednn_faster(), reason="MKL multiplies in fp32 on this CPU")
+def test_ragged_batches_take_less_memory_than_with_the_default_of_onednn() -> None:
+    """oneDNN keeps a compiled operation for every shape: with its default of 1,024, 170 MB more.
+
+    What memory grows by beyond that is the C library's heap, which operations that come and go leave in pieces.
+    """
+    bounded, default = (
+        int(subprocess.run([sys.executable, "-c", RAGGED], env=env, capture_output=True, check=True).stdout)
+        for env in (os.environ, {**os.environ, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"})
+    )
+    assert bounded < default - 80
 
 
 #: Allocates, fills and frees 200 MB three times, and prints the page faults of the last time and the memory held then

@@ -38,7 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_task(is_reranking: bool) -> Any:
     """The documents and queries of the folder, in memory."""
-    pytest.importorskip("mteb")
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -72,8 +71,7 @@ def make_task(is_reranking: bool) -> Any:
 
 
 def run_mteb(model: Any, is_reranking: bool = False) -> dict[str, float]:
-    import mteb
-
+    mteb = pytest.importorskip("mteb")
     results = mteb.evaluate(model, make_task(is_reranking), cache=None)
     found = results.task_results[0].scores["test"][0]
     names = {"ndcg@10": "ndcg_at_10", "map@100": "map_at_100", "recall@3": "recall_at_3"}

@@ -175,24 +175,24 @@ def test_a_budget_of_memory_needs_compiled_layers() -> None:
 
 @pytest.mark.slow
 def test_a_smaller_budget_keeps_fewer_activations_and_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)  # and restores it
     compile_, counts, results = torch.compile, [], []
     options = {"backend": "aot_eager_decomp_partition"}  # runs the partitioner that knows budgets
     monkeypatch.setattr(torch, "compile", lambda *args, **own: compile_(*args, **own, **options))
-    for budget in (None, 0.1):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = BertBlocksForMaskedLM(tiny_config(**ONE_LAYER)).train()
-        compile_model(model, "fp32", budget)
-        kept: list[int] = []
+    with torch._functorch.config.patch(activation_memory_budget=1.0):  # restores it
+        for budget in (None, 0.1):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            model = BertBlocksForMaskedLM(tiny_config(**ONE_LAYER)).train()
+            compile_model(model, "fp32", budget)
+            kept: list[int] = []
 
-        def count(x: Tensor, kept: list[int] = kept) -> Tensor:
-            kept.append(x.numel())
-            return x
+            def count(x: Tensor, kept: list[int] = kept) -> Tensor:
+                kept.append(x.numel())
+                return x
 
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            results.append(step(model, [30, 20]))
-        counts.append(sum(kept))
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+                results.append(step(model, [30, 20]))
+            counts.append(sum(kept))
     torch._dynamo.reset()
     assert counts[1] < 0.9 * counts[0]
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-4)
