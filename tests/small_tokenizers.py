@@ -8,12 +8,20 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CORPUS = ["plain words are here", "two leading trailing don't U.S.", "北京 東京タワー", "שלום العربية", "xxxxxxxx été"]
 
+#: What WordPieceTrainer found in the corpus once. Its choice among merges that are equally good varies.
+WORD_PIECES = """
+' . a d e g h i l n o p r s t u w x ו ל ם ש ا ب ة ر ع ل ي タ ワ ー 京 北 東 ##r ##e ##l ##a ##i ##n ##ワ ##ー ##ل ##ع
+##ر ##ب ##ي ##ة ##o ##d ##g ##s ##t ##w ##ל ##ו ##ם ##x ##xx ##in ##re ##xxxx ##ing are do et he le pl tr tw wo
+xxxxx של ال タワ ##rd ##ling ##ai ##ad ##ain ##عر ##بي ##ום ##xxx don ete here lead plain trai two word xxxxxxxx
+שלום العر タワー ##بية leading trailing words العربية
+"""  # noqa: RUF001
+
 
 def word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *WORD_PIECES.split()])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL))
     ends = [("[CLS]", 2), ("[SEP]", 3)]
     pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, ends)
